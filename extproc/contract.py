@@ -1,0 +1,55 @@
+"""What Envoy's configuration and the processor must agree on: attribute, header and metadata names.
+
+The generated Envoy files (``envoyconf``) and the processor (``edge``) both take the names from
+here, so that neither can drift from the other.
+"""
+
+from __future__ import annotations
+
+from extproc.config import Config
+
+FILTER_NAME = "tidegate"
+"""The name of the ext_proc filter in Envoy; attributes arrive under it."""
+NAMESPACE = "tidegate"
+"""Dynamic metadata that we set: ``id``, ``tenant``, ``class``, ``verdict``, ``reason``, ``pool``."""
+USAGE_NAMESPACE = "tidegate.usage"
+"""Dynamic metadata that Envoy's own filters read out of the response: the token counts below."""
+PROMPT_TOKENS = "prompt_tokens"
+COMPLETION_TOKENS = "completion_tokens"
+
+POOL_HEADER = "x-tidegate-pool"
+"""Set by us, stripped from clients: names the pool where the configuration has several."""
+OWN_HEADERS_PREFIX = "x-tidegate-"
+
+TASK_HEADER = "x-task-type"
+
+PATH = "request.path"
+REQUEST_ID = "request.id"
+
+
+def header_attribute(name: str) -> str:
+    """Return the CEL attribute of a request header; ``name`` is in lower case."""
+    return f"request.headers['{name}']"
+
+
+def request_headers(config: Config) -> tuple[str, ...]:
+    """Return the request headers that this configuration reads, in lower case, sorted."""
+    names = {TASK_HEADER, "accept-language", "content-encoding"}
+    for source in config.identity.sources:
+        if source.header is not None:
+            names.add(source.header.name)
+        if source.api_key is not None:
+            names.update(("authorization", "x-api-key"))
+    return tuple(sorted(names))
+
+
+def request_attributes(config: Config) -> tuple[str, ...]:
+    """Return the attributes that Envoy sends along with the request body."""
+    headers = (header_attribute(name) for name in request_headers(config))
+    return (REQUEST_ID, PATH, *headers)
+
+
+def metadata_namespaces(config: Config) -> tuple[str, ...]:
+    """Return the namespaces of other filters' metadata that Envoy forwards to us, sorted."""
+    sources = config.identity.sources
+    return tuple(sorted({s.metadata.filter for s in sources if s.metadata is not None}))

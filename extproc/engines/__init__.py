@@ -1,0 +1,1 @@
+"""vLLM's side: which endpoints there are, and what their metrics say."""

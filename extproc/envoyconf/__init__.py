@@ -1,0 +1,1 @@
+"""Envoy configuration, built and validated from envoy-data-plane messages."""

@@ -1,0 +1,1 @@
+"""What the HTTP bodies mean: reading requests, writing replies. Pure."""

@@ -1,0 +1,1 @@
+"""A model of a vLLM engine, and the emulator that puts it behind the OpenAI endpoints."""
