@@ -30,6 +30,8 @@ from pydantic import (
     model_validator,
 )
 
+from extproc.core.reasons import REASONS, Reason, ReplyKind
+
 _DURATION = re.compile(r"(?P<value>\d+(?:\.\d+)?)(?P<unit>ms|s|m|h)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _SIZE = re.compile(r"(?P<value>\d+)(?P<unit>KiB|MiB|GiB)?")
@@ -255,17 +257,19 @@ class PoolConfig(_Model):
 class Override(_Model):
     """Another kind of reply for some refused calls: every selector given must match."""
 
-    reason: str | None = None
+    reason: Reason | None = None
     class_: str | None = Field(default=None, alias="class")
     tenant: str | None = None
-    kind: Literal["fallback", "error"]
-    status: int | None = Field(default=None, ge=400, le=599)
+    kind: ReplyKind
+    status: Literal[400, 402, 403, 408, 409, 413, 422, 429, 500, 502, 503, 504] | None = None
 
     @model_validator(mode="after")
     def _selective(self) -> Override:
         if self.reason is self.class_ is self.tenant is None:
             raise ValueError("select by at least one of reason, class, tenant")
-        if self.kind == "fallback" and self.status is not None:
+        if self.reason is not None and REASONS[self.reason].reply is None:
+            raise ValueError(f"{self.reason} refuses nothing, there is no reply to it")
+        if self.kind is ReplyKind.FALLBACK and self.status is not None:
             raise ValueError("status goes with kind: error")
         return self
 

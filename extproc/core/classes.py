@@ -1,0 +1,162 @@
+"""Who is calling, what for, and which class and limits follow from it.
+
+Rules this module keeps:
+
+* The tenant decides the class. A task or an untrusted claim can lower it; nothing raises it.
+* Limits combine by the smallest: what the class, the task and the client allow.
+* An unknown tenant keeps its name (for accounting) and has the default tenant's class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceClass:
+    """One class of service.
+
+    Attributes:
+        name: as configured, such as ``P0``.
+        rank: 0 is the highest class.
+        strict: admitted without regard to watermarks and concurrency.
+        close: the class closes when the free ratio falls under this, 0..1.
+        open: the class opens again when the free ratio is above this, 0..1, >= close.
+        concurrency: share of the pool's concurrency at which the class closes, 0..1.
+        max_output: longest output in tokens per choice, or None.
+        max_prompt: longest prompt in tokens, or None.
+        engine_priority: vLLM's ``priority``; lower runs first.
+    """
+
+    name: str
+    rank: int
+    strict: bool = False
+    close: float = 0.0
+    open: float = 0.0
+    concurrency: float = 1.0
+    max_output: int | None = None
+    max_prompt: int | None = None
+    engine_priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A configured tenant; None means that the product's default holds."""
+
+    name: str
+    service_class: ServiceClass
+    finish_reason: str | None = None
+    language: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What calls are for, with the limits that follow; ``ceiling`` is the highest class it may have."""
+
+    name: str
+    ceiling: ServiceClass | None = None
+    max_output: int | None = None
+    max_prompt: int | None = None
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Who a caller says it is, and how far that is believed.
+
+    Attributes:
+        tenant: the name, or None where no source answered.
+        trusted: False: the class may not rise above the default tenant's.
+        ambiguous: several names arrived where one belongs: the lowest class.
+    """
+
+    tenant: str | None
+    trusted: bool = True
+    ambiguous: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Classification:
+    """The outcome: tenant, task, class, and the limits in tokens."""
+
+    tenant: str
+    task: str
+    service_class: ServiceClass
+    max_output: int | None
+    max_prompt: int | None
+    stop: tuple[str, ...]
+    finish_reason: str | None
+    language: str | None
+
+
+NO_TASK = Task("")
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """Everything that classification knows; built once from the configuration.
+
+    Attributes:
+        classes: highest first, ranks 0, 1, 2, …
+        tenants: by name.
+        default_tenant: who callers are that no source names.
+        tasks: by name.
+        task_by_path: task names by request path.
+        task_by_model: task names by the model as the client wrote it.
+    """
+
+    classes: Sequence[ServiceClass]
+    tenants: Mapping[str, Tenant]
+    default_tenant: Tenant
+    tasks: Mapping[str, Task]
+    task_by_path: Mapping[str, str]
+    task_by_model: Mapping[str, str]
+
+    def classify(self, claim: Claim, *, task: str, path: str, model: str) -> Classification:
+        """Return class and limits for a call.
+
+        Args:
+            claim: what the identity sources said.
+            task: the task header, or "" where there is none; an unknown task is no task.
+            path: the request's path without its query.
+            model: the model as the client wrote it.
+        """
+        tenant, service_class = self._tenant(claim)
+        purpose = self._task(task, path, model)
+        if purpose.ceiling is not None:
+            service_class = _lower(service_class, purpose.ceiling)
+        return Classification(
+            tenant=claim.tenant or self.default_tenant.name,
+            task=purpose.name,
+            service_class=service_class,
+            max_output=_least(service_class.max_output, purpose.max_output),
+            max_prompt=_least(service_class.max_prompt, purpose.max_prompt),
+            stop=purpose.stop,
+            finish_reason=tenant.finish_reason,
+            language=tenant.language,
+        )
+
+    def _tenant(self, claim: Claim) -> tuple[Tenant, ServiceClass]:
+        if claim.ambiguous:
+            return self.default_tenant, self.classes[-1]
+        tenant = self.tenants.get(claim.tenant or "", self.default_tenant)
+        if claim.trusted:
+            return tenant, tenant.service_class
+        return tenant, _lower(tenant.service_class, self.default_tenant.service_class)
+
+    def _task(self, task: str, path: str, model: str) -> Task:
+        for name in (task, self.task_by_path.get(path), self.task_by_model.get(model)):
+            if name and name in self.tasks:
+                return self.tasks[name]
+        return NO_TASK
+
+
+def _lower(one: ServiceClass, other: ServiceClass) -> ServiceClass:
+    return one if one.rank >= other.rank else other
+
+
+def _least(one: int | None, other: int | None) -> int | None:
+    if one is None or other is None:
+        return one if other is None else other
+    return min(one, other)

@@ -1,0 +1,154 @@
+"""The closed set of reasons: why a call was admitted, shed or rejected.
+
+Rules this module keeps:
+
+* Every verdict has exactly one reason, and every reason stands here once, with the gate that gives
+  it, the reply that a client gets by default, and a sentence for people in English and Chinese.
+* The names are part of the interface (metrics, headers, logs): they are added to, never renamed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+
+class Reason(StrEnum):
+    """Why a verdict was given."""
+
+    ADMITTED = "admitted"
+    UNMANAGED = "unmanaged"
+    BAD_REQUEST = "bad_request"
+    BODY_TOO_LARGE = "body_too_large"
+    PROMPT_TOO_LONG = "prompt_too_long"
+    NO_ENDPOINT = "no_endpoint"
+    KV_WATERMARK = "kv_watermark"
+    CONCURRENCY = "concurrency"
+
+
+class ReplyKind(StrEnum):
+    """How a refused call is answered."""
+
+    FALLBACK = "fallback"
+    """A friendly, well-formed answer with status 200, for free."""
+    ERROR = "error"
+    """An error in the endpoint's own shape, which client libraries raise or retry."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyStyle:
+    """The reply to a refused call; ``status`` and ``code`` are those of the error form."""
+
+    kind: ReplyKind
+    status: int
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What is known of one reason. ``reply`` is None where the call goes on to the engine."""
+
+    gate: str
+    reply: ReplyStyle | None
+    en: str
+    zh: str
+
+
+def _fallback() -> ReplyStyle:
+    return ReplyStyle(ReplyKind.FALLBACK, 503, "overloaded")
+
+
+def _error(status: int, code: str) -> ReplyStyle:
+    return ReplyStyle(ReplyKind.ERROR, status, code)
+
+
+REASONS: Mapping[Reason, Entry] = MappingProxyType(
+    {
+        Reason.ADMITTED: Entry(
+            "all",
+            None,
+            "Every gate was passed; the call went to the engine.",
+            "通过全部关卡，请求已转发。",
+        ),
+        Reason.UNMANAGED: Entry(
+            "none",
+            None,
+            "No configured pool serves this model or path; the call passed untouched.",
+            "没有为该模型或路径配置资源池，请求原样放行。",
+        ),
+        Reason.BAD_REQUEST: Entry(
+            "request limits",
+            _error(400, "invalid_request_error"),
+            "The body cannot be read.",
+            "请求体无法解析。",
+        ),
+        Reason.BODY_TOO_LARGE: Entry(
+            "request limits",
+            _error(413, "request_too_large"),
+            "The body is larger than this gateway accepts.",
+            "请求体超过网关允许的大小。",
+        ),
+        Reason.PROMPT_TOO_LONG: Entry(
+            "request limits",
+            _error(400, "context_length_exceeded"),
+            "The prompt is longer than this class or task may send.",
+            "提示词超过该等级或任务允许的长度。",
+        ),
+        Reason.NO_ENDPOINT: Entry(
+            "capacity",
+            _fallback(),
+            "No engine endpoint is known for this model.",
+            "该模型当前没有可用的推理节点。",
+        ),
+        Reason.KV_WATERMARK: Entry(
+            "capacity",
+            _fallback(),
+            "Too little KV cache is free for this class.",
+            "剩余 KV 缓存低于该等级的水位线。",
+        ),
+        Reason.CONCURRENCY: Entry(
+            "capacity",
+            _fallback(),
+            "Too many calls are in flight for this class.",
+            "在途请求数达到该等级的上限。",
+        ),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyOverride:
+    """Another style of reply for refused calls; None selects all, every selector must match."""
+
+    reason: Reason | None
+    service_class: str | None
+    tenant: str | None
+    kind: ReplyKind
+    status: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyRules:
+    """How refused calls are answered: the first override that matches, else the reason's default."""
+
+    overrides: tuple[ReplyOverride, ...] = ()
+
+    def style(self, reason: Reason, service_class: str, tenant: str) -> ReplyStyle:
+        """Return the style of the reply to a refused call.
+
+        Raises:
+            ValueError: the reason does not refuse.
+        """
+        default = REASONS[reason].reply
+        if default is None:
+            raise ValueError(f"{reason} refuses nothing")
+        for override in self.overrides:
+            if (
+                override.reason in (None, reason)
+                and override.service_class in (None, service_class)
+                and override.tenant in (None, tenant)
+            ):
+                return ReplyStyle(override.kind, override.status or default.status, default.code)
+        return default

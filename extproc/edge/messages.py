@@ -1,0 +1,91 @@
+"""What passes between Envoy and an exchange, free of protobuf: events in, replies out.
+
+Events are what Envoy says; each waits for one reply. Replies are what the exchange answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Phase(Enum):
+    """The stations of an HTTP exchange at which Envoy asks us."""
+
+    REQUEST_HEADERS = "request_headers"
+    REQUEST_BODY = "request_body"
+    REQUEST_TRAILERS = "request_trailers"
+    RESPONSE_HEADERS = "response_headers"
+    RESPONSE_BODY = "response_body"
+    RESPONSE_TRAILERS = "response_trailers"
+
+
+@dataclass(slots=True)
+class Event:
+    """One message from Envoy.
+
+    Attributes:
+        phase: which station it belongs to.
+        headers: request or response headers by lower-case name, doubled ones joined by a comma;
+            beside a request body they are those that Envoy sent along as attributes.
+        path: the request's path with its query, where the message tells it, else "".
+        request_id: Envoy's ``x-request-id``, where the message tells it, else "".
+        metadata: other filters' dynamic metadata by namespace, as plain values.
+        body: the body or a part of it.
+        end_of_stream: nothing follows in this direction.
+    """
+
+    phase: Phase
+    headers: Mapping[str, str] = field(default_factory=dict)
+    path: str = ""
+    request_id: str = ""
+    metadata: Mapping[str, object] = field(default_factory=dict)
+    body: bytes = b""
+    end_of_stream: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Continue:
+    """Go on unchanged."""
+
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Send the request on to the engine.
+
+    Attributes:
+        body: the body in place of the client's, or None to leave it byte for byte.
+        set_headers: request headers to set.
+        remove_headers: request headers to remove.
+        clear_route: choose the route anew, because a header that decides it was set.
+        metadata: dynamic metadata under our own namespace.
+    """
+
+    body: bytes | None = None
+    set_headers: tuple[tuple[str, str], ...] = ()
+    remove_headers: tuple[str, ...] = ()
+    clear_route: bool = False
+    metadata: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Answer the client at once; the engine never sees the request."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+    metadata: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LabelResponse:
+    """Set headers on the engine's response and go on."""
+
+    set_headers: tuple[tuple[str, str], ...]
+
+
+Reply = Continue | Forward | Answer | LabelResponse

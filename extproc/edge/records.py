@@ -1,0 +1,72 @@
+"""What the edge reports to telemetry: a record per decision, and one per end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from extproc.core.controller import Verdict
+from extproc.core.outcomes import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """One verdict, with what is needed to explain it. Never a prompt or a key.
+
+    Attributes:
+        id: the exchange's id.
+        request_id: Envoy's ``x-request-id``, or "".
+        pool: the pool that was asked for, or "" where there is none.
+        endpoint: which API was called, such as ``chat``.
+        tenant, service_class, task: the classification.
+        prompt_tokens: estimated.
+        max_output: tokens per choice that the engine may generate, or None where unlimited.
+        verdict: the action, the reason and the numbers.
+        seconds: how long the decision took.
+    """
+
+    id: str
+    request_id: str
+    pool: str
+    endpoint: str
+    tenant: str
+    service_class: str
+    task: str
+    prompt_tokens: int
+    max_output: int | None
+    verdict: Verdict
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How an admitted exchange ended, by Envoy's access log; None where it does not tell.
+
+    Attributes:
+        id: the exchange's id.
+        tenant, service_class, pool: as decided.
+        outcome: how it ended.
+        prompt_tokens, completion_tokens: as the engine reported them.
+        seconds: from the first byte of the request to the last of the response.
+    """
+
+    id: str
+    tenant: str
+    service_class: str
+    pool: str
+    outcome: Outcome
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    seconds: float
+
+
+class Observer(Protocol):
+    """Hears of every decision and every end; must not block."""
+
+    def decided(self, record: Decided) -> None:
+        """A verdict was given."""
+        ...
+
+    def ended(self, record: Ended) -> None:
+        """An admitted exchange is over."""
+        ...

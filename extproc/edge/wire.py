@@ -1,0 +1,180 @@
+"""The protobuf of ext_proc: bytes to events, replies to bytes. The only place that knows it.
+
+Rules this module keeps:
+
+* Messages are read and written with the C implementation (upb); nothing is parsed twice.
+* Replies that never vary are built once.
+* Header values go out as ``raw_value``: Envoy ignores ``value`` where raw headers are in use.
+* A field that newer Envoys added and our definitions misplace (11 of ``ProcessingResponse``) is
+  never set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from envoy.config.core.v3 import base_pb2
+from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
+from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+from google.protobuf.struct_pb2 import Struct, Value
+
+from extproc import contract
+from extproc.edge.messages import Answer, Continue, Event, Forward, LabelResponse, Phase, Reply
+
+SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
+METHOD = "Process"
+
+parse: Callable[[bytes], Any] = pb.ProcessingRequest.FromString
+"""Bytes of a ``ProcessingRequest`` to its message; raises ``DecodeError``."""
+
+_PHASES = {phase.value: phase for phase in Phase}
+_HEADER_ATTRIBUTE = "request.headers['"
+_OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
+_BUFFERED = processing_mode_pb2.ProcessingMode.BUFFERED
+_SEND = processing_mode_pb2.ProcessingMode.SEND
+
+
+class UnknownPhaseError(ValueError):
+    """Envoy sent a message of a kind that this version does not know."""
+
+
+def decode(message: Any) -> Event:
+    """Return the event that a ``ProcessingRequest`` carries.
+
+    Raises:
+        UnknownPhaseError: the message is of no known kind.
+    """
+    kind = message.WhichOneof("request")
+    phase = _PHASES.get(kind)
+    if phase is None:
+        raise UnknownPhaseError(f"ext_proc message of an unknown kind: {kind}")
+    event = Event(phase)
+    part = getattr(message, kind)
+    if phase is Phase.REQUEST_BODY or phase is Phase.RESPONSE_BODY:
+        event.body, event.end_of_stream = part.body, part.end_of_stream
+    elif phase is Phase.REQUEST_HEADERS or phase is Phase.RESPONSE_HEADERS:
+        headers = _headers(part.headers.headers)
+        event.headers, event.end_of_stream = headers, part.end_of_stream
+        event.path = headers.get(":path", "")
+        event.request_id = headers.get("x-request-id", "")
+    if message.attributes:
+        _read_attributes(event, message.attributes)
+    if message.HasField("metadata_context"):
+        filters = message.metadata_context.filter_metadata
+        event.metadata = {name: _plain(struct) for name, struct in filters.items()}
+    return event
+
+
+def _headers(pairs: Any) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for pair in pairs:
+        value = pair.raw_value.decode("utf-8", "replace") or pair.value
+        known = headers.get(pair.key)
+        headers[pair.key] = value if known is None else f"{known},{value}"
+    return headers
+
+
+def _read_attributes(event: Event, attributes: Any) -> None:
+    headers = dict(event.headers)
+    for struct in attributes.values():
+        for name, value in struct.fields.items():
+            text = value.string_value
+            if name.startswith(_HEADER_ATTRIBUTE):
+                headers[name[len(_HEADER_ATTRIBUTE) : -2]] = text
+            elif name == contract.PATH:
+                event.path = text
+            elif name == contract.REQUEST_ID:
+                event.request_id = text
+    event.headers = headers
+
+
+def _plain(value: Any) -> object:
+    """Return a ``Struct`` or ``Value`` as dicts, lists, strings, numbers."""
+    if isinstance(value, Struct):
+        return {name: _plain(member) for name, member in value.fields.items()}
+    if isinstance(value, Value):
+        kind = value.WhichOneof("kind")
+        if kind == "struct_value":
+            return _plain(value.struct_value)
+        if kind == "list_value":
+            return [_plain(member) for member in value.list_value.values]
+        return None if kind in (None, "null_value") else getattr(value, kind)
+    raise TypeError(f"not a protobuf value: {type(value).__name__}")
+
+
+def encode(reply: Reply) -> bytes:
+    """Return the bytes of the ``ProcessingResponse`` that says this."""
+    match reply:
+        case Continue(phase):
+            return _CONTINUE[phase]
+        case LabelResponse(set_headers):
+            return _encode_labels(set_headers)
+        case Forward():
+            return _encode_forward(reply)
+        case Answer():
+            return _encode_answer(reply)
+
+
+@lru_cache(maxsize=256)
+def _encode_labels(set_headers: tuple[tuple[str, str], ...]) -> bytes:
+    response = pb.ProcessingResponse()
+    _set_headers(response.response_headers.response.header_mutation, set_headers)
+    return bytes(response.SerializeToString())
+
+
+def _encode_forward(reply: Forward) -> bytes:
+    response = pb.ProcessingResponse()
+    common = response.request_body.response
+    common.SetInParent()
+    if reply.body is not None:
+        common.body_mutation.body = reply.body
+    if reply.set_headers:
+        _set_headers(common.header_mutation, reply.set_headers)
+    if reply.remove_headers:
+        common.header_mutation.remove_headers.extend(reply.remove_headers)
+    common.clear_route_cache = reply.clear_route
+    _set_metadata(response, reply.metadata)
+    return bytes(response.SerializeToString())
+
+
+def _encode_answer(reply: Answer) -> bytes:
+    response = pb.ProcessingResponse()
+    immediate = response.immediate_response
+    immediate.status.code = reply.status
+    _set_headers(immediate.headers, reply.headers)
+    immediate.body = reply.body
+    _set_metadata(response, reply.metadata)
+    return bytes(response.SerializeToString())
+
+
+def _set_headers(mutation: Any, headers: tuple[tuple[str, str], ...]) -> None:
+    for name, value in headers:
+        option = mutation.set_headers.add(append_action=_OVERWRITE)
+        option.header.key = name
+        option.header.raw_value = value.encode()
+
+
+def _set_metadata(response: Any, metadata: tuple[tuple[str, str], ...]) -> None:
+    if metadata:
+        fields = response.dynamic_metadata.fields[contract.NAMESPACE].struct_value.fields
+        for name, value in metadata:
+            fields[name].string_value = value
+
+
+def _build_continue() -> Mapping[Phase, bytes]:
+    replies: dict[Phase, bytes] = {}
+    for phase in Phase:
+        response = pb.ProcessingResponse()
+        getattr(response, phase.value).SetInParent()
+        if phase is Phase.REQUEST_HEADERS:
+            # Whatever the filter is set to, we need the whole body and the response's headers.
+            response.mode_override.request_body_mode = _BUFFERED
+            response.mode_override.response_header_mode = _SEND
+        replies[phase] = bytes(response.SerializeToString())
+    return replies
+
+
+_CONTINUE = _build_continue()
+_STATUS_NAMES = {value.number: value.name for value in http_status_pb2.StatusCode.DESCRIPTOR.values}
