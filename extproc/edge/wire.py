@@ -177,4 +177,3 @@ def _build_continue() -> Mapping[Phase, bytes]:
 
 
 _CONTINUE = _build_continue()
-_STATUS_NAMES = {value.number: value.name for value in http_status_pb2.StatusCode.DESCRIPTOR.values}
