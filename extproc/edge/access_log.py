@@ -37,7 +37,7 @@ class AccessLog:
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return the handler to add to a server."""
-        stream = grpc.stream_unary_rpc_method_handler(
+        stream: grpc.RpcMethodHandler[Any, bytes] = grpc.stream_unary_rpc_method_handler(
             self._stream,
             request_deserializer=als_pb2.StreamAccessLogsMessage.FromString,
             response_serializer=None,
@@ -96,7 +96,7 @@ def outcome(status: int, flags: Any) -> Outcome:
     The client's leaving is looked at first: Envoy then resets the engine's side itself, which must
     not count against the engine.
     """
-    if flags.downstream_connection_termination or flags.downstream_protocol_error or status == 0:
+    if status == 0 or any(getattr(flags, name) for name in _CLIENT_FLAGS):
         return Outcome.CLIENT_GONE
     if flags.upstream_request_timeout or flags.stream_idle_timeout or flags.duration_timeout:
         return Outcome.TIMEOUT
@@ -107,6 +107,11 @@ def outcome(status: int, flags: Any) -> Outcome:
     return Outcome.ENGINE_ERROR if status >= 500 else Outcome.COMPLETED
 
 
+_CLIENT_FLAGS = (
+    "downstream_connection_termination",
+    "downstream_remote_reset",
+    "downstream_protocol_error",
+)
 _ENGINE_FLAGS = (
     "failed_local_healthcheck",
     "no_healthy_upstream",

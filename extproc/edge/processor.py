@@ -31,7 +31,7 @@ class Processor:
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return the handler to add to a server."""
-        process = grpc.stream_stream_rpc_method_handler(
+        process: grpc.RpcMethodHandler[Any, bytes] = grpc.stream_stream_rpc_method_handler(
             self._process, request_deserializer=wire.parse, response_serializer=None
         )
         return grpc.method_handlers_generic_handler(wire.SERVICE, {wire.METHOD: process})

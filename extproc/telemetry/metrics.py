@@ -1,0 +1,174 @@
+"""Prometheus metrics.
+
+Rules this module keeps:
+
+* Names and labels are an interface: dashboards and alert rules are built on them.
+* Every label takes its values from the configuration or a closed set, so the number of series is
+  bounded whatever callers send. The tenant is not a label here.
+* Gauges are computed when a scrape comes; only events cost anything between scrapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from extproc.core.capacity import Freshness, Pool
+from extproc.edge.records import Decided, Ended
+
+_DECISION_BUCKETS = (25e-6, 50e-6, 100e-6, 150e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 50e-3)
+_TOKEN_BUCKETS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 131072)
+_DURATION_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
+
+
+class Metrics:
+    """Counts decisions and ends; an `extproc.edge.records.Observer`."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._decisions = Counter(
+            "tidegate_decisions",
+            "Verdicts by pool, class, verdict and reason.",
+            ("pool", "class", "verdict", "reason"),
+            registry=self.registry,
+        )
+        self._decision_seconds = Histogram(
+            "tidegate_decision_seconds",
+            "Time from a request's arrival in the processor to its verdict and reply.",
+            buckets=_DECISION_BUCKETS,
+            registry=self.registry,
+        )
+        self._ended = Counter(
+            "tidegate_exchanges_ended",
+            "Admitted exchanges that are over, by how they ended.",
+            ("pool", "class", "outcome"),
+            registry=self.registry,
+        )
+        self._seconds = Histogram(
+            "tidegate_exchange_seconds",
+            "Duration of admitted exchanges.",
+            ("pool", "class"),
+            buckets=_DURATION_BUCKETS,
+            registry=self.registry,
+        )
+        self._prompt = Histogram(
+            "tidegate_prompt_tokens",
+            "Prompt tokens of admitted exchanges, as the engine reported them.",
+            ("pool", "class"),
+            buckets=_TOKEN_BUCKETS,
+            registry=self.registry,
+        )
+        self._output = Histogram(
+            "tidegate_output_tokens",
+            "Output tokens of admitted exchanges, as the engine reported them.",
+            ("pool", "class"),
+            buckets=_TOKEN_BUCKETS,
+            registry=self.registry,
+        )
+        # A child is found by its labels under a lock; the hot path keeps those it has found.
+        self._decision_child = lru_cache(maxsize=1024)(self._decisions.labels)
+
+    def decided(self, record: Decided) -> None:
+        """Count a verdict."""
+        verdict = record.verdict
+        self._decision_child(
+            record.pool, record.service_class, verdict.action.value, verdict.reason.value
+        ).inc()
+        self._decision_seconds.observe(record.seconds)
+
+    def ended(self, record: Ended) -> None:
+        """Count an end, and the tokens where the engine told them."""
+        labels = (record.pool, record.service_class)
+        self._ended.labels(*labels, record.outcome.value).inc()
+        self._seconds.labels(*labels).observe(record.seconds)
+        if record.prompt_tokens is not None:
+            self._prompt.labels(*labels).observe(record.prompt_tokens)
+        if record.completion_tokens is not None:
+            self._output.labels(*labels).observe(record.completion_tokens)
+
+    def render(self) -> bytes:
+        """Return the page that Prometheus scrapes, in the text format."""
+        return generate_latest(self.registry)
+
+
+class PoolCollector(Collector):
+    """The state of the pools at the moment of a scrape."""
+
+    def __init__(self, pools: Mapping[str, Pool], clock: Callable[[], float]) -> None:
+        self._pools = pools
+        self._clock = clock
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the gauges."""
+        now = self._clock()
+        yield from self._pool_gauges(now)
+        yield from self._endpoint_gauges(now)
+
+    def _pool_gauges(self, now: float) -> Iterable[Metric]:
+        in_flight = GaugeMetricFamily(
+            "tidegate_in_flight", "Exchanges that hold capacity.", labels=["pool"]
+        )
+        limit = GaugeMetricFamily(
+            "tidegate_concurrency_limit",
+            "Exchanges at which a class closes.",
+            labels=["pool", "class"],
+        )
+        free = GaugeMetricFamily(
+            "tidegate_free_ratio_observed",
+            "Free KV blocks of the pool by its readings, 0..1; absent where nothing is known.",
+            labels=["pool"],
+        )
+        closed = GaugeMetricFamily(
+            "tidegate_class_closed",
+            "1 where the watermark has closed the class.",
+            labels=["pool", "class"],
+        )
+        for name, pool in self._pools.items():
+            load = pool.load(now)
+            in_flight.add_metric([name], load.in_flight)
+            if load.free is not None:
+                free.add_metric([name], load.free)
+            for service_class in pool.classes:
+                labels = [name, service_class.name]
+                closed.add_metric(labels, float(pool.is_closed(service_class, now)))
+                limit.add_metric(labels, pool.concurrency_limit(service_class))
+        yield from (in_flight, limit, free, closed)
+
+    def _endpoint_gauges(self, now: float) -> Iterable[Metric]:
+        names = ["pool", "endpoint"]
+        state = GaugeMetricFamily(
+            "tidegate_endpoint_state",
+            "1 for the state of the endpoint's reading: fresh, stale or unknown.",
+            labels=[*names, "state"],
+        )
+        age = GaugeMetricFamily(
+            "tidegate_scrape_age_seconds",
+            "Age of the endpoint's last good reading; absent where there is none.",
+            labels=names,
+        )
+        usage = GaugeMetricFamily(
+            "tidegate_endpoint_kv_usage", "KV-cache usage as last read, 0..1.", labels=names
+        )
+        running = GaugeMetricFamily(
+            "tidegate_endpoint_running", "Sequences that the engine computes.", labels=names
+        )
+        waiting = GaugeMetricFamily(
+            "tidegate_endpoint_waiting", "Sequences in the engine's own queue.", labels=names
+        )
+        for pool_name, pool in self._pools.items():
+            for endpoint, known in pool.endpoints.items():
+                labels = [pool_name, endpoint]
+                freshness = pool.freshness(endpoint, now)
+                for each in Freshness:
+                    state.add_metric([*labels, each.value], float(each is freshness))
+                if known.reading is not None:
+                    age.add_metric(labels, known.age(now))
+                    usage.add_metric(labels, known.reading.kv_usage)
+                    running.add_metric(labels, known.reading.running)
+                    waiting.add_metric(labels, known.reading.waiting)
+        yield from (state, age, usage, running, waiting)
