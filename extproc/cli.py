@@ -45,5 +45,10 @@ def _group() -> None:
 @app.command()
 def check(file: Annotated[Path, typer.Argument(help="the configuration to check")]) -> None:
     """Say whether a configuration can be used, and what is wrong with it if not."""
-    _load_or_exit(file)
-    Console().print(f"{file} is fine", markup=False)
+    config = _load_or_exit(file)
+    console = Console(soft_wrap=True, highlight=False)
+    for source in config.identity.sources:
+        if source.api_key is not None and not source.api_key.file.exists():
+            # A configuration is often checked where its secrets are not.
+            console.print(f"note: {source.api_key.file} is not here to be checked", markup=False)
+    console.print(f"{file} is fine", markup=False)

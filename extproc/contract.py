@@ -17,6 +17,12 @@ USAGE_NAMESPACE = "tidegate.usage"
 PROMPT_TOKENS = "prompt_tokens"
 COMPLETION_TOKENS = "completion_tokens"
 
+PROCESSOR_CLUSTER = "tidegate"
+"""The Envoy cluster of the processor: ext_proc and access log."""
+ENDPOINT_NAMESPACE = "envoy.lb"
+ENDPOINT_KEY = "tidegate-endpoint"
+"""Dynamic metadata that names the chosen endpoint, ``ip:port``, where a pool has `balance: pick`."""
+
 POOL_HEADER = "x-tidegate-pool"
 """Set by us, stripped from clients: names the pool where the configuration has several."""
 OWN_HEADERS_PREFIX = "x-tidegate-"
@@ -25,6 +31,11 @@ TASK_HEADER = "x-task-type"
 
 PATH = "request.path"
 REQUEST_ID = "request.id"
+
+
+def pool_cluster(pool: str) -> str:
+    """Return the name of the Envoy cluster that holds a pool's endpoints."""
+    return f"tidegate-pool-{pool}"
 
 
 def header_attribute(name: str) -> str:

@@ -19,7 +19,7 @@ from grpc import aio
 
 from extproc import contract
 from extproc.core.outcomes import Outcome
-from extproc.edge.records import Ended
+from extproc.core.records import Ended
 
 log = logging.getLogger(__name__)
 

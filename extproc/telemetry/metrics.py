@@ -19,7 +19,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from extproc.core.capacity import Freshness, Pool
-from extproc.edge.records import Decided, Ended
+from extproc.core.records import Decided, Ended
 
 _DECISION_BUCKETS = (25e-6, 50e-6, 100e-6, 150e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 50e-3)
 _TOKEN_BUCKETS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 131072)
@@ -27,7 +27,7 @@ _DURATION_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
 
 
 class Metrics:
-    """Counts decisions and ends; an `extproc.edge.records.Observer`."""
+    """Counts decisions and ends; an `extproc.core.records.Observer`."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

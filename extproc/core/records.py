@@ -1,4 +1,4 @@
-"""What the edge reports to telemetry: a record per decision, and one per end."""
+"""What is reported to telemetry: a record per decision, and one per end."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The typed configuration: what users write in ``tidegate.yaml``.
+"""The shape of ``tidegate.yaml``: keys, types, ranges and defaults.
 
 Rules this module keeps:
 
 * Every key has a default; an empty file is a valid configuration.
-* Nothing is accepted silently: unknown keys, wrong types, values out of range and references to
-  things that do not exist are problems, each with its line, its path, the value and the reason.
+* Unknown keys, wrong types, values out of range and references to things that do not exist are
+  refused.
 * A configuration is immutable once loaded. A reload makes a new one or leaves the old one alone.
 * A higher class is never held to a stricter mark than a lower one; otherwise it could be shed
   while the lower one is admitted.
@@ -13,83 +13,23 @@ Rules this module keeps:
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from pathlib import PurePosixPath
+from typing import Annotated, Literal
 
-import yaml
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from extproc.config.values import (
+    Address,
+    FilePath,
+    FinishReason,
+    HeaderName,
+    Message,
+    Ratio,
+    Seconds,
+    Size,
 )
-
 from extproc.core.reasons import REASONS, Reason, ReplyKind
-
-_DURATION = re.compile(r"(?P<value>\d+(?:\.\d+)?)(?P<unit>ms|s|m|h)")
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_SIZE = re.compile(r"(?P<value>\d+)(?P<unit>KiB|MiB|GiB)?")
-_BYTES = {None: 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-
-
-def _parse_duration(value: object) -> object:
-    if isinstance(value, str):
-        match = _DURATION.fullmatch(value.strip())
-        if match is None:
-            raise ValueError("write a duration such as 200ms, 15s, 2m or 1h")
-        return float(match["value"]) * _SECONDS[match["unit"]]
-    return value
-
-
-def _parse_size(value: object) -> object:
-    if isinstance(value, str):
-        match = _SIZE.fullmatch(value.strip())
-        if match is None:
-            raise ValueError("write a size in bytes, or such as 64KiB or 16MiB")
-        return int(match["value"]) * _BYTES[match["unit"]]
-    return value
-
-
-def _parse_address(value: str) -> str:
-    if value.startswith("unix://"):
-        if not value.removeprefix("unix://").startswith("/"):
-            raise ValueError("write a socket as unix:// and an absolute path")
-        return value
-    host, colon, port = value.rpartition(":")
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ValueError("write host:port, or unix:///absolute/path where a socket is accepted")
-    return value
-
-
-def _harmless_finish(value: str) -> str:
-    if value == "pause_turn":
-        raise ValueError("pause_turn makes Anthropic clients resend in a tight loop")
-    return value
-
-
-def _lower(value: object) -> object:
-    return value.lower() if isinstance(value, str) else value
-
-
-Seconds = Annotated[float, BeforeValidator(_parse_duration), Field(ge=0, allow_inf_nan=False)]
-"""A duration in seconds; written as ``200ms``, ``15s``, ``2m``, ``1h`` or a plain number."""
-Size = Annotated[int, BeforeValidator(_parse_size), Field(gt=0)]
-"""A size in bytes; written as a number, or with KiB, MiB or GiB."""
-Address = Annotated[str, AfterValidator(_parse_address)]
-"""``host:port``, or ``unix:///path`` where a socket is accepted."""
-Ratio = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-FinishReason = Annotated[
-    str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$"), AfterValidator(_harmless_finish)
-]
-HeaderName = Annotated[
-    str, BeforeValidator(_lower), Field(pattern=r"^[a-z0-9!#$%&'*+.^_`|~-]+$", max_length=128)
-]
 
 
 class _Model(BaseModel):
@@ -121,7 +61,7 @@ class HeaderSource(_Model):
 class ApiKeySource(_Model):
     """A YAML file that maps the SHA-256 of a bearer key, in hex, to a tenant."""
 
-    file: Path
+    file: FilePath
 
 
 class Source(_Model):
@@ -205,7 +145,7 @@ class Endpoints(_Model):
     static: tuple[Address, ...] | None = Field(default=None, min_length=1)
     dns: str | None = Field(default=None, min_length=1)
     port: int | None = Field(default=None, ge=1, le=65535)
-    file: Path | None = None
+    file: FilePath | None = None
 
     @model_validator(mode="after")
     def _one_kind(self) -> Endpoints:
@@ -274,17 +214,6 @@ class Override(_Model):
         return self
 
 
-def _known_placeholders(text: str) -> str:
-    try:
-        text.format(seconds=1)
-    except (KeyError, IndexError, ValueError, AttributeError) as error:
-        raise ValueError("only {seconds} can be filled in; write { as {{") from error
-    return text
-
-
-Message = Annotated[str, Field(min_length=1), AfterValidator(_known_placeholders)]
-
-
 class Messages(_Model):
     """The text of the fallback per language; ``{seconds}`` becomes the retry hint."""
 
@@ -318,12 +247,18 @@ class Requests(_Model):
 
 
 class EnvoyConfig(_Model):
-    """What `tidegate envoy` writes."""
+    """What `tidegate envoy` writes.
+
+    ``processor`` is where Envoy reaches Tidegate, where that is not ``listen.processor``;
+    ``include_dir`` is where Envoy finds the files that it includes by path.
+    """
 
     listener: Address = "0.0.0.0:8080"
+    processor: Address | None = None
+    include_dir: PurePosixPath = PurePosixPath("/etc/envoy/tidegate")
     admin: Address | None = "127.0.0.1:9901"
     failure_mode: Literal["open", "closed"] = "open"
-    status_on_error: int = Field(default=503, ge=500, le=599)
+    status_on_error: Literal[500, 501, 502, 503, 504, 505, 507, 508, 510, 511] = 503
     message_timeout: Seconds = Field(default=15.0, gt=0)
     stream_idle_timeout: Seconds = 300.0
 
@@ -396,7 +331,7 @@ class Config(_Model):
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
-        problems = [*self._dangling(), *self._disordered()]
+        problems = [*self._dangling(), *self._outwaited(), *self._disordered()]
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -417,6 +352,11 @@ class Config(_Model):
         for alias in sorted({a for a in names if names.count(a) > 1 or a in self.pools}):
             yield f"pools: the model name {alias} means two pools"
 
+    def _outwaited(self) -> Iterator[str]:
+        name, longest = max(self.classes.items(), key=lambda item: item[1].max_wait)
+        if self.envoy.message_timeout <= longest.max_wait:
+            yield f"envoy.message_timeout: must be over classes.{name}.max_wait"
+
     def _disordered(self) -> Iterator[str]:
         classes = list(self.classes.items())
         for (high, upper), (low, lower) in itertools.pairwise(classes):
@@ -428,111 +368,3 @@ class Config(_Model):
                 yield f"classes.{low}.free_watermark.open: under that of {high} above it"
             if lower.concurrency > upper.concurrency:
                 yield f"classes.{low}.concurrency: over that of {high} above it"
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One thing that is wrong: where (line from 1, dotted path), what stands there, and why."""
-
-    line: int | None
-    path: str
-    value: str
-    reason: str
-
-    def __str__(self) -> str:
-        where = f"line {self.line}: " if self.line else ""
-        what = f" = {self.value}" if self.value else ""
-        return f"{where}{self.path}{what}: {self.reason}"
-
-
-class ConfigError(Exception):
-    """The configuration cannot be used; ``problems`` says what to mend."""
-
-    def __init__(self, file: str, problems: tuple[Problem, ...]) -> None:
-        super().__init__(f"{file}: " + "; ".join(map(str, problems)))
-        self.file = file
-        self.problems = problems
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML where a key that is written twice is an error, not a silent overwrite."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[object] = set()
-        for key_node, _ in node.value:
-            key = key_node.value
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key} is written twice", key_node.start_mark
-                )
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-def load(file: Path) -> Config:
-    """Read and check a configuration file.
-
-    Relative paths inside it are relative to the file.
-
-    Raises:
-        ConfigError: the file cannot be read, is not YAML, or says something wrong.
-    """
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(str(file), (Problem(None, "file", "", str(error)),)) from error
-    return parse(text, file=str(file))
-
-
-def parse(text: str, *, file: str = "configuration") -> Config:
-    """Check the text of a configuration; see `load`."""
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        # _UniqueKeys is a SafeLoader: it builds plain data only.
-        data = yaml.load(text, Loader=_UniqueKeys)  # noqa: S506
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        mark = getattr(error, "problem_mark", None)
-        reason = getattr(error, "problem", None) or str(error)
-        line = mark.line + 1 if mark else None
-        raise ConfigError(file, (Problem(line, "yaml", "", reason),)) from error
-    try:
-        return Config.model_validate({} if data is None else data)
-    except ValidationError as error:
-        raise ConfigError(file, tuple(_problems(error, root))) from error
-
-
-def _problems(error: ValidationError, root: yaml.Node | None) -> Iterator[Problem]:
-    for detail in error.errors(include_url=False):
-        path = tuple(str(part) for part in detail["loc"])
-        reason = detail["msg"].removeprefix("Value error, ")
-        if not path and detail["type"] == "value_error":  # from _consistent: has its own paths
-            for statement in reason.split("; "):
-                where, _, why = statement.partition(": ")
-                yield Problem(_line(root, where.split(".")), where, "", why)
-            continue
-        value = detail["input"]
-        shown = "" if isinstance(value, dict | list | tuple) else repr(value)
-        if detail["type"] == "extra_forbidden":
-            shown, reason = "", "there is no such key"
-        yield Problem(_line(root, path), ".".join(path) or "file", shown, reason)
-
-
-def _line(node: yaml.Node | None, path: tuple[str, ...] | list[str]) -> int | None:
-    """Return the line, from 1, of the deepest part of ``path`` that is written in the file."""
-    if node is None:
-        return None
-    line = node.start_mark.line + 1
-    for part in path:
-        if isinstance(node, yaml.MappingNode):
-            found = [(key, value) for key, value in node.value if key.value == part]
-            if not found:
-                break
-            line, node = found[0][0].start_mark.line + 1, found[0][1]
-        elif isinstance(node, yaml.SequenceNode) and part.isdecimal():
-            if int(part) >= len(node.value):
-                break
-            node = node.value[int(part)]
-            line = node.start_mark.line + 1
-        else:
-            break
-    return int(line)

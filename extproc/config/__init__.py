@@ -1,0 +1,16 @@
+"""The typed configuration: what users write in ``tidegate.yaml``."""
+
+from extproc.config.load import ConfigError, Problem, load, load_keys, parse
+from extproc.config.model import Config, Endpoints, PoolConfig, Scrape
+
+__all__ = [
+    "Config",
+    "ConfigError",
+    "Endpoints",
+    "PoolConfig",
+    "Problem",
+    "Scrape",
+    "load",
+    "load_keys",
+    "parse",
+]

@@ -1,0 +1,167 @@
+"""Reading a configuration file, and saying what is wrong with it.
+
+Rules this module keeps:
+
+* Every problem is named with its line, its path, the value and the reason; as many as can be found
+  in one go.
+* A key that is written twice is a problem, not a silent overwrite.
+* Relative paths inside a file are relative to that file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from extproc.config.model import Config
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong: where (line from 1, dotted path), what stands there, and why."""
+
+    line: int | None
+    path: str
+    value: str
+    reason: str
+
+    def __str__(self) -> str:
+        where = f"line {self.line}: " if self.line else ""
+        what = f" = {self.value}" if self.value else ""
+        return f"{where}{self.path}{what}: {self.reason}"
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; ``problems`` says what to mend."""
+
+    def __init__(self, file: Path, problems: tuple[Problem, ...]) -> None:
+        super().__init__(f"{file}: " + "; ".join(map(str, problems)))
+        self.file = file
+        self.problems = problems
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML where a key that is written twice is an error, not a silent overwrite."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[object] = set()
+        for key_node, _ in node.value:
+            key = key_node.value
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key} is written twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def load(file: Path) -> Config:
+    """Read and check a configuration file; the key files that it names are `load_keys`'s.
+
+    Raises:
+        ConfigError: a file cannot be read, is not YAML, or says something wrong.
+    """
+    return parse(_read(file), file=file)
+
+
+def parse(text: str, *, file: Path = Path("configuration")) -> Config:
+    """Check the text of a configuration; see `load`."""
+    root, data = _yaml(text, file)
+    try:
+        return Config.model_validate(
+            {} if data is None else data, context={"directory": file.parent}
+        )
+    except ValidationError as error:
+        raise ConfigError(file, tuple(_problems(error, root))) from error
+
+
+def load_keys(config: Config) -> dict[str, str]:
+    """Return the tenant of each API key, by the key's SHA-256 in lower-case hex.
+
+    Raises:
+        ConfigError: a key file cannot be read or holds something else. Keys are not named in it.
+    """
+    tenants: dict[str, str] = {}
+    for source in config.identity.sources:
+        if source.api_key is not None:
+            tenants.update(_key_file(source.api_key.file))
+    return tenants
+
+
+def _key_file(file: Path) -> dict[str, str]:
+    _, data = _yaml(_read(file), file)
+    expected = "a map from the SHA-256 of a key (64 hex digits) to a tenant"
+    if not isinstance(data, dict):
+        raise ConfigError(file, (Problem(None, "file", "", f"must be {expected}"),))
+    for number, (digest, tenant) in enumerate(data.items(), start=1):
+        if not (isinstance(digest, str) and _SHA256.fullmatch(digest) and isinstance(tenant, str)):
+            raise ConfigError(
+                file, (Problem(None, f"entry {number}", "", f"must be in {expected}"),)
+            )
+    return {digest.lower(): tenant for digest, tenant in data.items()}
+
+
+_SHA256 = re.compile(r"[0-9a-fA-F]{64}")
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
+        raise ConfigError(file, (Problem(None, "file", "", str(reason)),)) from error
+
+
+def _yaml(text: str, file: Path) -> tuple[yaml.Node | None, Any]:
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        # _UniqueKeys is a SafeLoader: it builds plain data only.
+        return root, yaml.load(text, Loader=_UniqueKeys)  # noqa: S506
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        mark = getattr(error, "problem_mark", None)
+        reason = getattr(error, "problem", None) or str(error)
+        line = mark.line + 1 if mark else None
+        raise ConfigError(file, (Problem(line, "yaml", "", reason),)) from error
+
+
+def _problems(error: ValidationError, root: yaml.Node | None) -> Iterator[Problem]:
+    for detail in error.errors(include_url=False):
+        path = tuple(str(part) for part in detail["loc"])
+        reason = detail["msg"].removeprefix("Value error, ")
+        if not path and detail["type"] == "value_error":  # from _consistent: has its own paths
+            for statement in reason.split("; "):
+                where, _, why = statement.partition(": ")
+                yield Problem(_line(root, where.split(".")), where, "", why)
+            continue
+        value = detail["input"]
+        shown = "" if isinstance(value, dict | list | tuple) else repr(value)
+        if detail["type"] == "extra_forbidden":
+            shown, reason = "", "there is no such key"
+        yield Problem(_line(root, path), ".".join(path) or "file", shown, reason)
+
+
+def _line(node: yaml.Node | None, path: tuple[str, ...] | list[str]) -> int | None:
+    """Return the line, from 1, of the deepest part of ``path`` that is written in the file."""
+    if node is None:
+        return None
+    line = node.start_mark.line + 1
+    for part in path:
+        if isinstance(node, yaml.MappingNode):
+            found = [(key, value) for key, value in node.value if key.value == part]
+            if not found:
+                break
+            line, node = found[0][0].start_mark.line + 1, found[0][1]
+        elif isinstance(node, yaml.SequenceNode) and part.isdecimal():
+            if int(part) >= len(node.value):
+                break
+            node = node.value[int(part)]
+            line = node.start_mark.line + 1
+        else:
+            break
+    return int(line)

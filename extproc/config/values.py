@@ -1,0 +1,87 @@
+"""The kinds of values that a configuration is written with, each with its check."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
+
+_DURATION = re.compile(r"(?P<value>\d+(?:\.\d+)?)(?P<unit>ms|s|m|h)")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_SIZE = re.compile(r"(?P<value>\d+)(?P<unit>KiB|MiB|GiB)?")
+_BYTES = {None: 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def _parse_duration(value: object) -> object:
+    if isinstance(value, str):
+        match = _DURATION.fullmatch(value.strip())
+        if match is None:
+            raise ValueError("write a duration such as 200ms, 15s, 2m or 1h")
+        return float(match["value"]) * _SECONDS[match["unit"]]
+    return value
+
+
+def _parse_size(value: object) -> object:
+    if isinstance(value, str):
+        match = _SIZE.fullmatch(value.strip())
+        if match is None:
+            raise ValueError("write a size in bytes, or such as 64KiB or 16MiB")
+        return int(match["value"]) * _BYTES[match["unit"]]
+    return value
+
+
+def _parse_address(value: str) -> str:
+    if value.startswith("unix://"):
+        if not value.removeprefix("unix://").startswith("/"):
+            raise ValueError("write a socket as unix:// and an absolute path")
+        return value
+    host, colon, port = value.rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ValueError("write host:port, or unix:///absolute/path where a socket is accepted")
+    return value
+
+
+def _harmless_finish(value: str) -> str:
+    if value == "pause_turn":
+        raise ValueError("pause_turn makes Anthropic clients resend in a tight loop")
+    return value
+
+
+def _lower(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
+
+
+Seconds = Annotated[float, BeforeValidator(_parse_duration), Field(ge=0, allow_inf_nan=False)]
+"""A duration in seconds; written as ``200ms``, ``15s``, ``2m``, ``1h`` or a plain number."""
+Size = Annotated[int, BeforeValidator(_parse_size), Field(gt=0)]
+"""A size in bytes; written as a number, or with KiB, MiB or GiB."""
+Address = Annotated[str, AfterValidator(_parse_address)]
+"""``host:port``, or ``unix:///path`` where a socket is accepted."""
+Ratio = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+FinishReason = Annotated[
+    str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$"), AfterValidator(_harmless_finish)
+]
+HeaderName = Annotated[
+    str, BeforeValidator(_lower), Field(pattern=r"^[a-z0-9!#$%&'*+.^_`|~-]+$", max_length=128)
+]
+
+
+def _known_placeholders(text: str) -> str:
+    try:
+        text.format(seconds=1)
+    except (KeyError, IndexError, ValueError, AttributeError) as error:
+        raise ValueError("only {seconds} can be filled in; write { as {{") from error
+    return text
+
+
+Message = Annotated[str, Field(min_length=1), AfterValidator(_known_placeholders)]
+
+
+def _relative_to_file(path: Path, info: ValidationInfo) -> Path:
+    return Path((info.context or {}).get("directory", ".")) / path
+
+
+FilePath = Annotated[Path, AfterValidator(_relative_to_file)]
+"""A path; where it is relative, it is so to the configuration file."""

@@ -1,0 +1,43 @@
+"""The gRPC server that Envoy talks to: ext_proc, access log and health on one listener."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import grpc
+from grpc import aio
+from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1.health import aio as health
+
+_BODY_MARGIN = 1 << 20
+"""Bytes that a message may carry beside the body: headers, attributes, metadata."""
+
+
+def build(
+    handlers: Sequence[grpc.GenericRpcHandler], address: str, *, max_body: int
+) -> tuple[aio.Server, health.HealthServicer]:
+    """Return a server bound to ``address``, not yet started, and the health it reports.
+
+    Raises:
+        RuntimeError: the address cannot be bound.
+    """
+    server = aio.server(
+        options=(
+            # Envoy keeps connections alive with pings that gRPC's default would take for an attack.
+            ("grpc.http2.max_ping_strikes", 0),
+            ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+            # Every exchange is one stream, all on a few connections; bursts must not be refused.
+            ("grpc.max_concurrent_streams", 1 << 20),
+            ("grpc.server.max_pending_requests", 1 << 16),
+            ("grpc.server.max_pending_requests_hard_limit", 1 << 17),
+            ("grpc.max_receive_message_length", max_body + _BODY_MARGIN),
+            ("grpc.max_send_message_length", max_body + _BODY_MARGIN),
+            # Two processes on one port would share the traffic without knowing of each other.
+            ("grpc.so_reuseport", 0),
+        )
+    )
+    server.add_generic_rpc_handlers(tuple(handlers))
+    servicer = health.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    server.add_insecure_port(address.replace("unix://", "unix:"))
+    return server, servicer
