@@ -204,7 +204,10 @@ class Pool:
         counted = all(reading.blocks for reading, _ in known)
         weights = [float(reading.blocks or 0) if counted else 1.0 for reading, _ in known]
         total = sum(weights)
-        free = sum(w * (1.0 - r.kv_usage) for w, (r, _) in zip(weights, known, strict=True)) / total
+        used = sum(w * r.kv_usage for w, (r, _) in zip(weights, known, strict=True)) / total
+        # Gauges are fractions of a block count: what lies under a millionth is binary noise, and
+        # would put a pool with exactly 8 % free under its mark of 8 %.
+        free = round(1.0 - used, 6)
         span = self.limits.unknown_after - self.limits.stale_after
         stale = (max(0.0, age - self.limits.stale_after) / span for _, age in known)
         share = sum(w * s for w, s in zip(weights, stale, strict=True)) / total

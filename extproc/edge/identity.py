@@ -91,9 +91,8 @@ class FromApiKey:
     def __call__(self, request: RequestView) -> Claim | None:
         """See `IdentitySource`."""
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        keys = [key] if scheme.lower() == "bearer" else []
-        keys.append(request.headers.get("x-api-key", ""))
-        for candidate in keys:
+        keys = (key if scheme.lower() == "bearer" else "", request.headers.get("x-api-key", ""))
+        for candidate in filter(None, keys):
             digest = hashlib.sha256(candidate.strip().encode("utf-8", "replace")).hexdigest()
             tenant = self._tenants.get(digest)
             if tenant is not None:

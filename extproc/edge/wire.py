@@ -18,7 +18,7 @@ from typing import Any
 from envoy.config.core.v3 import base_pb2
 from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
-from google.protobuf.struct_pb2 import Struct, Value
+from google.protobuf.struct_pb2 import Struct
 
 from extproc import contract
 from extproc.edge.messages import Answer, Continue, Event, Forward, LabelResponse, Phase, Reply
@@ -94,14 +94,12 @@ def _plain(value: Any) -> object:
     """Return a ``Struct`` or ``Value`` as dicts, lists, strings, numbers."""
     if isinstance(value, Struct):
         return {name: _plain(member) for name, member in value.fields.items()}
-    if isinstance(value, Value):
-        kind = value.WhichOneof("kind")
-        if kind == "struct_value":
-            return _plain(value.struct_value)
-        if kind == "list_value":
-            return [_plain(member) for member in value.list_value.values]
-        return None if kind in (None, "null_value") else getattr(value, kind)
-    raise TypeError(f"not a protobuf value: {type(value).__name__}")
+    kind = value.WhichOneof("kind")
+    if kind == "struct_value":
+        return _plain(value.struct_value)
+    if kind == "list_value":
+        return [_plain(member) for member in value.list_value.values]
+    return None if kind in (None, "null_value") else getattr(value, kind)
 
 
 def encode(reply: Reply) -> bytes:
@@ -113,7 +111,7 @@ def encode(reply: Reply) -> bytes:
             return _encode_labels(set_headers)
         case Forward():
             return _encode_forward(reply)
-        case Answer():
+        case _:
             return _encode_answer(reply)
 
 

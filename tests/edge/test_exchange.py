@@ -1,0 +1,172 @@
+"""The exchange as a state machine: every order of messages, a close at every point."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from extproc.edge.exchange import Exchange, State
+from extproc.edge.messages import Answer, Continue, Event, Forward, LabelResponse, Phase
+
+BODIES = {"admit": b"a", "shed": b"s", "pass": b"p"}
+
+
+def headers(path: str = "/v1/chat/completions") -> Event:
+    return Event(Phase.REQUEST_HEADERS, {"x": "from headers"}, path=path, request_id="r1")
+
+
+def body(kind: str = "admit") -> Event:
+    return Event(
+        Phase.REQUEST_BODY,
+        {"x": "from attributes"},
+        path="/p",
+        body=BODIES[kind],
+        end_of_stream=True,
+    )
+
+
+def response() -> Event:
+    return Event(Phase.RESPONSE_HEADERS, {":status": "200"})
+
+
+def test_attributes_with_the_body_are_enough(gatekeeper: Any) -> None:
+    exchange = Exchange(gatekeeper)
+
+    reply = exchange.receive(body())
+
+    assert reply == Forward(b"rewritten", (("content-length", "9"),), metadata=(("id", "x1"),))
+    assert exchange.state is State.FORWARDED
+    assert repr(exchange) == "<Exchange forwarded, holds ('x1', 'pool')>"
+    assert gatekeeper.judged[0].headers == {"x": "from attributes"}
+    assert gatekeeper.judged[0].path == "/p"
+    assert exchange.receive(response()) == LabelResponse((("x-tidegate-verdict", "admit"),))
+    exchange.close()
+    assert gatekeeper.held == set()
+
+
+def test_headers_in_a_message_of_their_own_are_used(gatekeeper: Any) -> None:
+    exchange = Exchange(gatekeeper)
+
+    assert exchange.receive(headers("/v1/completions")) == Continue(Phase.REQUEST_HEADERS)
+    exchange.receive(body())
+
+    request = gatekeeper.judged[0]
+    assert (request.path, request.request_id, request.body) == ("/v1/completions", "r1", b"a")
+    assert request.headers == {"x": "from headers"}
+
+
+def test_a_shed_request_is_answered_and_holds_nothing(gatekeeper: Any) -> None:
+    exchange = Exchange(gatekeeper)
+
+    reply = exchange.receive(body("shed"))
+
+    assert reply == Answer(200, (("content-type", "application/json"),), b"{}")
+    assert exchange.state is State.ANSWERED
+    # Should our own answer come back through the response phase, it is left as it is.
+    assert exchange.receive(response()) == Continue(Phase.RESPONSE_HEADERS)
+    exchange.close()
+    assert gatekeeper.released == []
+
+
+def test_a_passed_request_gets_no_labels(gatekeeper: Any) -> None:
+    exchange = Exchange(gatekeeper)
+
+    assert exchange.receive(body("pass")) == Forward()
+    assert exchange.receive(response()) == Continue(Phase.RESPONSE_HEADERS)
+
+
+def test_a_response_without_a_request_is_continued(gatekeeper: Any) -> None:
+    """Envoy's own 413 or 504 reaches us as response headers, with nothing before them."""
+    exchange = Exchange(gatekeeper)
+
+    assert exchange.receive(response()) == Continue(Phase.RESPONSE_HEADERS)
+    assert exchange.state is State.START
+    exchange.close()
+    assert gatekeeper.judged == []
+
+
+def test_a_fault_of_ours_leaves_nothing_held(gatekeeper: Any) -> None:
+    exchange = Exchange(gatekeeper)
+
+    with pytest.raises(RuntimeError, match="a fault of ours"):
+        exchange.receive(Event(Phase.REQUEST_BODY, body=b"f"))
+    exchange.close()
+
+    assert gatekeeper.held == set()
+
+
+EVENTS: dict[str, Callable[[], Event]] = {
+    "request headers": headers,
+    "body: admit": lambda: body("admit"),
+    "body: shed": lambda: body("shed"),
+    "body: pass": lambda: body("pass"),
+    "request trailers": lambda: Event(Phase.REQUEST_TRAILERS),
+    "response headers": response,
+    "response body": lambda: Event(Phase.RESPONSE_BODY, body=b"x"),
+    "response trailers": lambda: Event(Phase.RESPONSE_TRAILERS),
+}
+
+# What each state becomes by each event; what is not listed leaves the state as it is.
+TRANSITIONS = {
+    (State.START, "request headers"): State.HEADERS,
+    (State.START, "body: admit"): State.FORWARDED,
+    (State.START, "body: shed"): State.ANSWERED,
+    (State.START, "body: pass"): State.FORWARDED,
+    (State.HEADERS, "body: admit"): State.FORWARDED,
+    (State.HEADERS, "body: shed"): State.ANSWERED,
+    (State.HEADERS, "body: pass"): State.FORWARDED,
+    (State.FORWARDED, "response headers"): State.RESPONDING,
+}
+WAYS = {
+    State.START: [],
+    State.HEADERS: ["request headers"],
+    State.FORWARDED: ["body: admit"],
+    State.RESPONDING: ["body: admit", "response headers"],
+    State.ANSWERED: ["body: shed"],
+}
+
+
+@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize("state", WAYS)
+def test_every_state_times_every_event(gatekeeper: Any, state: State, event: str) -> None:
+    exchange = Exchange(gatekeeper)
+    for each in WAYS[state]:
+        exchange.receive(EVENTS[each]())
+    assert exchange.state is state
+
+    exchange.receive(EVENTS[event]())
+
+    assert exchange.state is TRANSITIONS.get((state, event), state)
+    exchange.close()
+    exchange.close()
+    assert exchange.state is State.CLOSED
+    assert gatekeeper.held == set()
+
+
+def phase_of(reply: object) -> set[Phase]:
+    """Return the phases that a reply may answer."""
+    if isinstance(reply, Continue):
+        return {reply.phase}
+    if isinstance(reply, LabelResponse):
+        return {Phase.RESPONSE_HEADERS}
+    return {Phase.REQUEST_BODY}
+
+
+@given(st.lists(st.sampled_from(sorted(EVENTS)), max_size=12))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_order_gets_a_reply_of_its_own_phase_and_nothing_stays_held(
+    new_gatekeeper: Any, order: list[str]
+) -> None:
+    gatekeeper = new_gatekeeper()
+    exchange = Exchange(gatekeeper)
+    for name in order:
+        event = EVENTS[name]()
+        assert event.phase in phase_of(exchange.receive(event))
+        assert len(gatekeeper.held) <= 1
+    assert len(gatekeeper.judged) <= 1, "asked once per exchange"
+    exchange.close()
+    assert gatekeeper.held == set()

@@ -1,0 +1,226 @@
+"""The servicers over real gRPC, and under cancellation at every await."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc_testing
+import pytest
+from envoy.service.accesslog.v3 import als_pb2
+from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+from grpc import aio
+from grpc_health.v1 import health_pb2
+
+from extproc.core.outcomes import Outcome
+from extproc.core.records import Ended
+from extproc.edge import access_log, server, wire
+from extproc.edge.access_log import AccessLog
+from extproc.edge.processor import Processor
+
+PROCESS = f"/{wire.SERVICE}/{wire.METHOD}"
+LOGS = f"/{access_log.SERVICE}/{access_log.METHOD}"
+
+
+def body(content: bytes) -> Any:
+    return pb.ProcessingRequest(request_body=pb.HttpBody(body=content, end_of_stream=True))
+
+
+def response_headers() -> Any:
+    return pb.ProcessingRequest(response_headers=pb.HttpHeaders())
+
+
+@asynccontextmanager
+async def served(
+    gatekeeper: Any, directory: Path, ended: list[Ended] | None = None
+) -> AsyncIterator[tuple[Processor, aio.Channel]]:
+    processor = Processor(gatekeeper)
+    log = AccessLog((ended if ended is not None else []).append)
+    address = f"unix://{directory / 'tidegate.sock'}"
+    grpc_server, health = server.build(
+        (processor.handler(), log.handler()), address, max_body=1 << 20
+    )
+    await grpc_server.start()
+    await health.set("", health_pb2.HealthCheckResponse.SERVING)
+    try:
+        async with aio.insecure_channel(address.replace("unix://", "unix:")) as channel:
+            yield processor, channel
+    finally:
+        await grpc_server.stop(0)
+
+
+def stream(channel: aio.Channel) -> Any:
+    return channel.stream_stream(
+        PROCESS,
+        request_serializer=pb.ProcessingRequest.SerializeToString,
+        response_deserializer=pb.ProcessingResponse.FromString,
+    )()
+
+
+async def until_idle(processor: Processor) -> None:
+    async with asyncio.timeout(5):
+        while processor.streams:  # noqa: ASYNC110 (the servicer has no event for tests)
+            await asyncio.sleep(0.001)
+
+
+async def test_a_whole_exchange_and_its_end(gatekeeper: Any, tmp_path: Path) -> None:
+    async with served(gatekeeper, tmp_path) as (processor, channel):
+        call = stream(channel)
+        await call.write(body(b"a"))
+        forwarded = await call.read()
+        assert forwarded.request_body.response.body_mutation.body == b"rewritten"
+        assert gatekeeper.held == {"x1"}
+
+        await call.write(response_headers())
+        labelled = await call.read()
+        (header,) = labelled.response_headers.response.header_mutation.set_headers
+        assert (header.header.key, header.header.raw_value) == ("x-tidegate-verdict", b"admit")
+        assert gatekeeper.held == {"x1"}, "capacity is held until the response has ended"
+
+        await call.done_writing()
+        assert await call.read() is aio.EOF
+        await until_idle(processor)
+        assert gatekeeper.held == set()
+
+
+@pytest.mark.parametrize("messages", [0, 1, 2])
+async def test_a_cancelled_stream_gives_everything_back(
+    gatekeeper: Any, tmp_path: Path, messages: int
+) -> None:
+    async with served(gatekeeper, tmp_path) as (processor, channel):
+        call = stream(channel)
+        await call.wait_for_connection()
+        for message in [body(b"a"), response_headers()][:messages]:
+            await call.write(message)
+            await call.read()
+        call.cancel()
+        await until_idle(processor)
+
+    assert gatekeeper.held == set()
+    assert len(gatekeeper.released) == min(messages, 1)
+
+
+async def test_a_fault_ends_the_stream_and_tells_the_log_nothing_private(
+    gatekeeper: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with served(gatekeeper, tmp_path) as (processor, channel):
+        call = stream(channel)
+        with caplog.at_level(logging.ERROR, logger="extproc"):
+            await call.write(body(b"f: a prompt that is private"))
+            with pytest.raises(aio.AioRpcError) as raised:
+                await call.read()
+        assert raised.value.code() is grpc.StatusCode.UNKNOWN
+        await until_idle(processor)
+
+    assert gatekeeper.held == set()
+    assert "exchange failed" in caplog.text
+    assert "private" not in caplog.text
+
+
+async def test_the_access_log_reports_each_end(gatekeeper: Any, tmp_path: Path) -> None:
+    message = als_pb2.StreamAccessLogsMessage()
+    entry = message.http_logs.log_entry.add()
+    entry.response.response_code.value = 200
+    own = entry.common_properties.metadata.filter_metadata["tidegate"]
+    own.update({"id": "x1", "tenant": "pay", "class": "P0", "pool": "qwen"})
+    ended: list[Ended] = []
+
+    async with served(gatekeeper, tmp_path, ended) as (_, channel):
+        call: Any = channel.stream_unary(
+            LOGS,
+            request_serializer=als_pb2.StreamAccessLogsMessage.SerializeToString,
+            response_deserializer=als_pb2.StreamAccessLogsResponse.FromString,
+        )()
+        await call.write(message)
+        await call.done_writing()
+        await call
+
+    assert ended == [Ended("x1", "pay", "P0", "qwen", Outcome.COMPLETED, None, None, 0.0)]
+
+
+async def test_health_is_served_on_the_same_listener(gatekeeper: Any, tmp_path: Path) -> None:
+    async with served(gatekeeper, tmp_path) as (_, channel):
+        check: Any = channel.unary_unary(
+            "/grpc.health.v1.Health/Check",
+            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+            response_deserializer=health_pb2.HealthCheckResponse.FromString,
+        )
+        reply = await check(health_pb2.HealthCheckRequest())
+
+    assert reply.status == health_pb2.HealthCheckResponse.SERVING
+
+
+class ScriptedContext:
+    """A servicer context that cancels at the given await, or gives the messages in turn."""
+
+    def __init__(self, messages: list[Any], cancel_at: int) -> None:
+        self._messages = list(messages)
+        self._awaits = 0
+        self._cancel_at = cancel_at
+        self.written: list[bytes] = []
+
+    def _await(self) -> None:
+        self._awaits += 1
+        if self._awaits == self._cancel_at:
+            raise asyncio.CancelledError
+
+    async def read(self) -> Any:
+        self._await()
+        return self._messages.pop(0) if self._messages else aio.EOF
+
+    async def write(self, reply: bytes) -> None:
+        self._await()
+        self.written.append(reply)
+
+
+@pytest.mark.parametrize("cancel_at", range(1, 7))
+async def test_cancellation_at_every_await(gatekeeper: Any, cancel_at: int) -> None:
+    processor = Processor(gatekeeper)
+    context: Any = ScriptedContext([body(b"a"), response_headers()], cancel_at)
+
+    finished = cancel_at == 6  # read, write, read, write, read (EOF): there is no sixth await
+    if finished:
+        await processor._process(None, context)
+    else:
+        with pytest.raises(asyncio.CancelledError):
+            await processor._process(None, context)
+
+    assert gatekeeper.held == set()
+    assert processor.streams == 0
+    assert len(context.written) == (2 if finished else (cancel_at - 1) // 2)
+
+
+class BlockingServicer:
+    """The processor as a blocking servicer, the only kind that grpc_testing knows."""
+
+    def __init__(self, processor: Processor) -> None:
+        self._processor = processor
+
+    def Process(self, requests: Iterator[Any], _context: object) -> Iterator[Any]:  # noqa: N802
+        context: Any = ScriptedContext(list(requests), cancel_at=0)
+        asyncio.run(self._processor._process(None, context))
+        for reply in context.written:
+            yield pb.ProcessingResponse.FromString(reply)
+
+
+def test_the_servicer_under_grpc_testing(gatekeeper: Any) -> None:
+    service = pb.DESCRIPTOR.services_by_name["ExternalProcessor"]
+    testing = grpc_testing.server_from_dictionary(
+        {service: BlockingServicer(Processor(gatekeeper))}, grpc_testing.strict_real_time()
+    )
+    rpc = testing.invoke_stream_stream(service.methods_by_name["Process"], (), None)
+    rpc.send_request(body(b"a"))
+    rpc.send_request(response_headers())
+    rpc.requests_closed()
+
+    replies = [rpc.take_response().WhichOneof("response") for _ in range(2)]
+    _, code, _ = rpc.termination()
+
+    assert replies == ["request_body", "response_headers"]
+    assert code is grpc.StatusCode.OK
+    assert gatekeeper.held == set()
