@@ -1,0 +1,177 @@
+"""Reads the metrics of one endpoint, again and again.
+
+Rules this module keeps:
+
+* One request at a time, at fixed points of time from a random phase on: a late answer costs the
+  points that it slept through, they are not made up for.
+* Whatever an endpoint does (hangs, drips, never ends, redirects, answers nonsense) is over after
+  the timeout and becomes one ``failed``. Nothing that it does can raise out of here.
+* So does a fault of our own: it is logged with its trace, and the next scrape is a new attempt.
+* The log has a line when an endpoint becomes unreadable and when it is readable again, not more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import NoReturn
+
+import aiohttp
+
+from extproc.config import Scrape
+from extproc.core.capacity import Reading
+from extproc.engines.listener import Listener
+from extproc.engines.page import NotAnEnginePage, parse
+
+MAX_PAGE = 2 << 20
+"""Bytes; a longer page is refused. One engine's page has 50 to 60 KB."""
+
+Clock = Callable[[], float]
+Sleep = Callable[[float], Awaitable[None]]
+
+# Uncompressed: packing the page would cost the engine's event loop more than the bytes are worth.
+_HEADERS = {"accept": "text/plain", "accept-encoding": "identity", "user-agent": "tidegate"}
+
+_log = logging.getLogger(__name__)
+
+
+class ScrapeError(Exception):
+    """The endpoint's answer is of no use; the text says why, in one line."""
+
+
+class Scraper:
+    """Scrapes one endpoint of one pool.
+
+    Args:
+        pool: the pool's name.
+        endpoint: ``host:port``.
+        models: the names under which the server may serve the pool's model, the first one first.
+        settings: interval, timeout and path.
+        session: sends the requests; it must neither keep cookies nor raise for status.
+        clock: monotonic, in seconds.
+        rng: chooses the phase, so that endpoints (and Tidegates) do not ask in step.
+    """
+
+    def __init__(
+        self,
+        pool: str,
+        endpoint: str,
+        models: Sequence[str],
+        settings: Scrape,
+        session: aiohttp.ClientSession,
+        listener: Listener,
+        *,
+        clock: Clock,
+        rng: random.Random,
+        sleep: Sleep = asyncio.sleep,
+    ) -> None:
+        self.pool = pool
+        self.endpoint = endpoint
+        self._models = tuple(models)
+        self._settings = settings
+        self._session = session
+        self._listener = listener
+        self._clock = clock
+        self._rng = rng
+        self._sleep = sleep
+        self._read_at = -math.inf
+        self._readable: bool | None = None
+
+    def __repr__(self) -> str:
+        state = {None: "new", True: "readable", False: "unreadable"}[self._readable]
+        return f"<Scraper {self.pool} {self.endpoint}: {state}>"
+
+    async def run(self) -> NoReturn:
+        """Scrape until cancelled: at once, then at each interval from a random phase on."""
+        interval = self._settings.interval
+        due = self._clock() - interval * self._rng.random()
+        while True:
+            await self.scrape()
+            now = self._clock()
+            due = next_due(due, now, interval)
+            await self._sleep(due - now)
+
+    async def scrape(self) -> None:
+        """Ask once and tell the listener what came of it."""
+        sent_at = self._clock()
+        try:
+            self._listener.sending(self.pool, self.endpoint)
+            reading = choose(parse(await self._fetch()), self._models)
+            self._listener.observed(self.pool, self.endpoint, reading, sent_at)
+        except (ScrapeError, NotAnEnginePage) as error:
+            self._failed(str(error))
+        except TimeoutError:
+            self._failed(f"no answer within {self._settings.timeout:g} s")
+        except (aiohttp.ClientError, OSError) as error:
+            self._failed(_one_line(error))
+        except Exception as error:
+            self._failed(f"a fault of Tidegate's own: {type(error).__name__}", fault=error)
+        else:
+            self._succeeded(sent_at)
+
+    async def _fetch(self) -> bytes:
+        url = f"http://{self.endpoint}{self._settings.path}"
+        # One limit for all of it, connecting and the last byte included.
+        async with (
+            asyncio.timeout(self._settings.timeout),
+            self._session.get(url, headers=_HEADERS, allow_redirects=False) as response,
+        ):
+            if response.status != 200:
+                raise ScrapeError(f"HTTP status {response.status} instead of 200")
+            page = bytearray()
+            async for chunk in response.content.iter_any():
+                page += chunk
+                if len(page) > MAX_PAGE:
+                    raise ScrapeError(f"the page has more than {MAX_PAGE >> 20} MiB")
+            return bytes(page)
+
+    def _succeeded(self, sent_at: float) -> None:
+        self._read_at = sent_at
+        if self._readable is not True:
+            self._readable = True
+            _log.info("endpoint is readable", extra=self._context())
+
+    def _failed(self, problem: str, *, fault: Exception | None = None) -> None:
+        self._listener.failed(self.pool, self.endpoint, problem)
+        # An endpoint that now and then misses a scrape stays readable as long as its reading is
+        # fresh; so it cannot fill the log.
+        fresh = self._clock() - self._read_at <= self._settings.stale_after
+        if self._readable is not False and not fresh:
+            self._readable = False
+            _log.warning(
+                "endpoint is unreadable", extra=self._context(problem=problem), exc_info=fault
+            )
+
+    def _context(self, **more: str) -> dict[str, str]:
+        return {"pool": self.pool, "endpoint": self.endpoint, **more}
+
+
+def next_due(due: float, now: float, interval: float) -> float:
+    """Return the first point after ``now`` that lies whole intervals after ``due``."""
+    missed = max(0, math.floor((now - due) / interval))
+    return due + (missed + 1) * interval
+
+
+def choose(readings: Mapping[str, Reading], models: Sequence[str]) -> Reading:
+    """Return the reading of the first of ``models`` that is there, or that of the only model.
+
+    Raises:
+        ScrapeError: there are several models, and none of them is ours.
+    """
+    for model in models:
+        if model in readings:
+            return readings[model]
+    if len(readings) == 1:
+        return next(iter(readings.values()))
+    raise ScrapeError(
+        f"the server has {len(readings)} models and none is called {' or '.join(models)}: "
+        "name the pool as the server does, or add an alias"
+    )
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())[:200]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
