@@ -11,7 +11,8 @@ Rules this module keeps:
 * How many blocks there are is welcome but not needed: unless every engine says it, it is unknown.
 
 Format: https://prometheus.io/docs/instrumenting/exposition_formats/ (text 0.0.4, and OpenMetrics as
-far as these series go). A last line without its line feed is a cut one, and is not read.
+far as these series go, where a writer may turn ``vllm:`` into ``vllm_``). A last line without its
+line feed is a cut one, and is not read.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _CONFIG = b"cache_config_info"
 
 # Possessive quantifiers (++, *+) never backtrack: the work is linear in the page.
 _NEEDED = re.compile(  # the literal start makes this a substring search
-    rb"\nvllm:(%s)([ \t{][^\n]*+)(?=\n)"
+    rb"\nvllm[:_](%s)([ \t{][^\n]*+)(?=\n)"
     % b"|".join((_KV, _OLD_KV, _RUNNING, _WAITING, _PREEMPTIONS, _CONFIG))
 )
 _NAME = rb"[a-zA-Z_][a-zA-Z0-9_]*+"
