@@ -1,0 +1,203 @@
+"""Reading a request body.
+
+Rules:
+- A body means what the engine makes of it. The engine reads with ``json.loads``: the last of two
+  equal names wins, UTF-16 and ``NaN`` are JSON. What the fast reader refuses is read once more the
+  engine's own way, and what that refuses is ``Unreadable``: no spelling slips past the clamp.
+- A value that the engine is sure to refuse (limits of zero and less) stays, for it to refuse.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from typing import TypeVar
+
+import msgspec
+from msgspec import Raw
+
+from extproc.openai import lax
+from extproc.openai.calls import LIMITS, Call, Limits, Members
+from extproc.openai.endpoints import Endpoint
+from extproc.openai.lax import ABSENT, Unreadable
+from extproc.openai.prompts import choices, prompt_tokens
+from extproc.openai.rewriting import rewrite
+
+__all__ = ["MAX_DECOMPRESSED", "MAX_LENIENT", "Call", "Unreadable", "read", "rewrite"]
+
+MAX_DECOMPRESSED = 16 * 1024 * 1024
+"""Bytes; a gzip body that grows beyond is refused."""
+MAX_LENIENT = 256 * 1024
+"""Bytes; a longer body must be strict JSON in UTF-8, because the engine's own reader is slow."""
+
+
+class _Inner(msgspec.Struct, gc=False):
+    """The members that matter inside another member."""
+
+    type: Raw = ABSENT
+    mode: Raw = ABSENT
+    format: Raw = ABSENT
+    include_usage: Raw = ABSENT
+    user_id: Raw = ABSENT
+
+
+_Known = TypeVar("_Known", Members, _Inner)
+_NOTHING = _Inner()
+_NO_LIMITS = Members()
+_decode_members = msgspec.json.Decoder(Members).decode
+_decode_inner = msgspec.json.Decoder(_Inner).decode
+
+
+def read(endpoint: Endpoint, body: bytes) -> Call:
+    """Read ``body`` as the engine would at ``endpoint``; raise ``Unreadable`` where it cannot."""
+    gzipped = body.startswith(b"\x1f\x8b")
+    if gzipped:
+        body = _gunzip(body)
+    body = body.removeprefix(b"\xef\xbb\xbf")
+    lenient = False
+    try:
+        members = _decode_members(body)
+    except msgspec.ValidationError:
+        raise Unreadable("The request body must be a JSON object.") from None
+    except (msgspec.DecodeError, RecursionError):
+        body, members = _read_leniently(body)
+        lenient = True
+    if endpoint is Endpoint.INVOCATIONS:
+        endpoint = _invoked(members)
+    limits = LIMITS[endpoint]
+    limited = members
+    if endpoint is Endpoint.GENERATE:
+        limited = _sampling_params(members.sampling_params)
+    return Call(
+        endpoint=endpoint,
+        model=lax.text(members.model, "model"),
+        stream=lax.boolean(members.stream, "stream"),
+        max_output=_max_output(limits, limited),
+        choices=choices(endpoint, members, limited),
+        prompt_tokens=prompt_tokens(body, members),
+        structured=_structured(endpoint, members),
+        include_usage=_include_usage(members.stream_options),
+        user=lax.hint(members.user) or lax.hint(_inner(members.metadata).user_id),
+        session=lax.hint(members.session_id) or lax.hint(members.prompt_cache_key),
+        background=lax.boolean(members.background, "background"),
+        gzipped=gzipped,
+        body=body,
+        lenient=lenient,
+        members=members,
+        limited=limited,
+    )
+
+
+def _gunzip(body: bytes) -> bytes:
+    inflate = zlib.decompressobj(wbits=31)
+    try:
+        plain = inflate.decompress(body, MAX_DECOMPRESSED)
+    except zlib.error:
+        raise Unreadable("The request body is not valid gzip.") from None
+    if inflate.unconsumed_tail:
+        raise Unreadable(f"The request body decompresses to more than {MAX_DECOMPRESSED} bytes.")
+    if not inflate.eof or inflate.unused_data:
+        raise Unreadable("The request body is not one complete gzip member.")
+    return plain
+
+
+def _read_leniently(body: bytes) -> tuple[bytes, Members]:
+    if len(body) > MAX_LENIENT:
+        raise Unreadable("The request body is not strict JSON in UTF-8.")
+    try:
+        tree = json.loads(body)
+    except (ValueError, RecursionError):
+        raise Unreadable("The request body is not valid JSON.") from None
+    if not isinstance(tree, dict):
+        raise Unreadable("The request body must be a JSON object.")
+    return json.dumps(tree).encode(), _pick(Members, tree)
+
+
+def _pick(kind: type[_Known], tree: dict[str, object]) -> _Known:
+    names = (name for name in kind.__struct_fields__ if name in tree)
+    return kind(**{name: Raw(json.dumps(tree[name]).encode()) for name in names})
+
+
+def _inner(raw: Raw) -> _Inner:
+    """Return what matters of a member that should be an object; nothing if it is none."""
+    if not raw:
+        return _NOTHING
+    try:
+        return _decode_inner(raw)
+    except msgspec.DecodeError:
+        tree = lax.value(raw, "member")
+        return _pick(_Inner, tree) if isinstance(tree, dict) else _NOTHING
+
+
+def _sampling_params(raw: Raw) -> Members:
+    """Return the limits of tokens in, tokens out; none if the engine will refuse the member."""
+    if not raw:
+        return _NO_LIMITS
+    try:
+        return _decode_members(raw)
+    except msgspec.DecodeError:
+        tree = lax.value(raw, "sampling_params")
+        return _pick(Members, tree) if isinstance(tree, dict) else _NO_LIMITS
+
+
+def _invoked(members: Members) -> Endpoint:
+    """Return what SageMaker's path stands for: vLLM tries chat first, then completions."""
+    if members.messages:
+        return Endpoint.CHAT
+    if members.prompt or members.prompt_embeds:
+        return Endpoint.COMPLETIONS
+    return Endpoint.EMBEDDINGS
+
+
+def _max_output(limits: Limits, limited: Members) -> int | None:
+    for name in limits.names:
+        asked = lax.integer(getattr(limited, name), name)
+        if asked is not None:
+            return asked
+    return None
+
+
+def _include_usage(stream_options: Raw) -> bool:
+    return lax.boolean(_inner(stream_options).include_usage, "stream_options.include_usage")
+
+
+def _structured(endpoint: Endpoint, members: Members) -> bool:
+    return (
+        any(not _null(getattr(members, name)) for name in _CONSTRAINTS)
+        or _word(_inner(members.response_format).type) in _FORMATS
+        or _word(_inner(_inner(members.text).format).type) in _FORMATS
+        or not _null(_inner(members.output_config).format)
+        or _forced(endpoint, members.tool_choice)
+        or _forced(endpoint, members.function_call)
+    )
+
+
+_CONSTRAINTS = (
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "output_format",
+)
+_FORMATS = frozenset(("json_object", "json_schema", "structural_tag"))
+
+
+def _forced(endpoint: Endpoint, choice: Raw) -> bool:
+    """Tell whether the answer has to be a tool call."""
+    if _null(choice):
+        return False
+    inner = _inner(choice)
+    if endpoint is Endpoint.MESSAGES:
+        return _word(inner.type) in ("any", "tool")
+    if bytes(choice).startswith(b"{"):  # A named tool, or a set of tools with a mode.
+        return _word(inner.mode) != "auto"
+    return _word(choice) in ("required", "REQUIRED")
+
+
+def _null(raw: Raw) -> bool:
+    return not raw or bytes(raw) == b"null"
+
+
+def _word(raw: Raw) -> str:
+    return lax.hint(raw) if raw else ""

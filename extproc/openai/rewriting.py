@@ -1,0 +1,150 @@
+"""The body that goes to the engine instead of the client's.
+
+Rules:
+- Where nothing has to change nothing is written: the client's bytes go on. Where something has to,
+  all other members keep their bytes.
+- The clamp is for each choice; ``Call.choices`` says how many there are. Every member that bounds
+  the output is clamped, also the one that the engine would not look at today.
+- A limit that is left open is set. A limit that the engine will refuse stays.
+- Clients have no say in ``priority``: theirs is replaced or taken out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+from msgspec import Raw
+
+from extproc.openai import lax
+from extproc.openai.calls import LIMITS, Call, Members
+from extproc.openai.endpoints import Endpoint
+
+_REMOVED: Final = object()
+_LEAST_THINKING = 1024
+"""Tokens; the engine refuses a smaller thinking budget."""
+_CROWDED = 256 * 1024
+"""Bytes of small or unknown members, above which taking the object apart takes too long."""
+_BULK = ("messages", "prompt", "prompt_embeds", "input", "system", "instructions", "documents")
+_REPORTS_USAGE = (Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.GENERATE)
+_BLANK = b" \t\r\n"
+
+_decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
+
+
+def rewrite(
+    call: Call,
+    *,
+    max_output: int,
+    priority: int | None = None,
+    stop: tuple[str, ...] = (),
+    include_usage: bool = False,
+) -> bytes | None:
+    """Return the body for the engine, ``None`` if the client's own bytes will do.
+
+    ``max_output``: the most tokens for each choice, at least 1. ``priority``: for engines that
+    schedule by it, ``None`` for the others. ``stop``: sequences that end the output, beside the
+    client's. ``include_usage``: a stream has to report its usage.
+    """
+    changes = _clamped(call, max_output) | _stopped(call, stop)
+    if call.endpoint is Endpoint.GENERATE and changes:
+        inner = _changed(bytes(call.members.sampling_params), call.limited, changes, call.lenient)
+        changes = {"sampling_params": Raw(inner)}
+    if priority is not None and call.endpoint is not Endpoint.MESSAGES:
+        if bytes(call.members.priority) != b"%d" % priority:
+            changes["priority"] = priority
+    elif call.members.priority:
+        changes["priority"] = _REMOVED
+    if include_usage and not call.include_usage and call.stream and call.endpoint in _REPORTS_USAGE:
+        changes["stream_options"] = {"include_usage": True}
+    return _changed(call.body, call.members, changes, call.lenient) if changes else None
+
+
+def _clamped(call: Call, most: int) -> dict[str, object]:
+    limits, limited = LIMITS[call.endpoint], call.limited
+    changes: dict[str, object] = {}
+    bounding = (*limits.names, "min_tokens") if limits.minimum else limits.names
+    for name in bounding:
+        asked = lax.integer(getattr(limited, name), name)
+        if asked is not None and asked > most:
+            changes[name] = most
+    if call.max_output is None and limits.names and (limits.default or most + 1) > most:
+        changes[limits.names[-1]] = most
+    if call.endpoint is Endpoint.MESSAGES and changes and limited.thinking:
+        changes |= _thinking_below(most, limited.thinking)
+    return changes
+
+
+def _thinking_below(most: int, raw: Raw) -> dict[str, object]:
+    """Shorten the thinking, which the engine wants shorter than the limit that we lowered."""
+    thinking = lax.value(raw, "thinking")
+    if not isinstance(thinking, dict) or "budget_tokens" not in thinking:
+        return {}
+    budget = lax.integer(_raw(thinking["budget_tokens"]), "thinking.budget_tokens")
+    if budget is None or budget < most:
+        return {}
+    if most <= _LEAST_THINKING:
+        return {"thinking": {"type": "disabled"}}
+    return {"thinking": thinking | {"budget_tokens": max(_LEAST_THINKING, most // 2)}}
+
+
+def _stopped(call: Call, stop: tuple[str, ...]) -> dict[str, object]:
+    name = LIMITS[call.endpoint].stop
+    if not stop or name is None:
+        return {}
+    given = lax.value(getattr(call.limited, name), name)
+    if given is None:
+        given = []
+    elif isinstance(given, str):
+        given = [given]
+    elif not isinstance(given, list):
+        return {}  # The engine will refuse it.
+    missing = [text for text in dict.fromkeys(stop) if text not in given]
+    return {name: [*given, *missing]} if missing else {}
+
+
+def _changed(body: bytes, members: Members, changes: Mapping[str, object], lenient: bool) -> bytes:
+    """Return the object ``body`` with ``changes``; all other members keep their bytes."""
+    if lenient:
+        return _changed_leniently(body, changes)
+    if not any(getattr(members, name) for name in changes) or _crowded(body, members):
+        return _appended(body, changes)
+    tree = _decode_object(body)
+    for name, value in changes.items():
+        if value is _REMOVED:
+            del tree[name]
+        else:
+            tree[name] = _raw(value)
+    return msgspec.json.encode(tree)
+
+
+def _changed_leniently(body: bytes, changes: Mapping[str, object]) -> bytes:
+    tree = json.loads(body)
+    for name, value in changes.items():
+        tree[name] = json.loads(bytes(value)) if isinstance(value, Raw) else value
+    return json.dumps({k: v for k, v in tree.items() if v is not _REMOVED}).encode()
+
+
+def _appended(body: bytes, changes: Mapping[str, object]) -> bytes:
+    """Append the changes. Should a name be there already, the engine takes the last one.
+
+    Nothing can be taken out this way: a priority becomes 0, which is the engine's default.
+    """
+    head = body.rstrip(_BLANK)[:-1].rstrip(_BLANK)
+    added = b",".join(
+        b'"%s":%s' % (name.encode(), bytes(_raw(0 if value is _REMOVED else value)))
+        for name, value in changes.items()
+    )
+    return b"%s%s%s}" % (head, b"" if head.endswith(b"{") else b",", added)
+
+
+def _crowded(body: bytes, members: Members) -> bool:
+    if len(body) <= _CROWDED:
+        return False
+    return len(body) - sum(len(getattr(members, name)) for name in _BULK) > _CROWDED
+
+
+def _raw(value: object) -> Raw:
+    return value if isinstance(value, Raw) else Raw(json.dumps(value).encode())
