@@ -15,15 +15,19 @@ from datetime import timedelta
 import betterproto2
 from envoy_data_plane.envoy.config.core.v3 import (
     BackoffStrategy,
+    DataSource,
     GrpcService,
     GrpcServiceEnvoyGrpc,
     RetryPolicy,
+    SubstitutionFormatString,
     TypedExtensionConfig,
 )
 from envoy_data_plane.envoy.extensions.content_parsers.json.v3 import (
     JsonContentParser,
     JsonContentParserRuleConfig,
 )
+from envoy_data_plane.envoy.extensions.filters.common.set_filter_state.v3 import FilterStateValue
+from envoy_data_plane.envoy.extensions.filters.http.buffer.v3 import Buffer
 from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import (
     ExternalProcessor,
     MetadataOptions,
@@ -41,6 +45,9 @@ from envoy_data_plane.envoy.extensions.filters.http.json_to_metadata.v3 import (
     JsonToMetadataValueType,
 )
 from envoy_data_plane.envoy.extensions.filters.http.router.v3 import Router
+from envoy_data_plane.envoy.extensions.filters.http.set_filter_state.v3 import (
+    Config as SetFilterState,
+)
 from envoy_data_plane.envoy.extensions.filters.http.sse_to_metadata.v3 import (
     SseToMetadata,
     SseToMetadataProcessingRules,
@@ -121,9 +128,36 @@ def http_filters(config: Config) -> list[HttpFilter]:
     """Return the filters of the standalone listener in their order."""
     return [
         _filter(contract.FILTER_NAME, ext_proc(config)),
+        *after_verdict(config),
         *usage_filters(),
         _filter("envoy.filters.http.router", Router(suppress_envoy_headers=True)),
     ]
+
+
+def after_verdict(config: Config) -> list[HttpFilter]:
+    """Return the filters that must follow the external processor.
+
+    The processor does not see the request's headers, so they would reach the engine, and open a
+    request there, before its verdict on the body. `buffer` holds them until the body comes through,
+    and gives a rewritten body its exact ``content-length``. With several pools the route is then
+    chosen anew, by the pool that the verdict names.
+    """
+    filters = [
+        _filter("envoy.filters.http.buffer", Buffer(max_request_bytes=config.requests.max_body))
+    ]
+    if len(config.pools) > 1:
+        pool = FilterStateValue(
+            object_key="tidegate.pool",
+            factory_key="envoy.string",
+            format_string=SubstitutionFormatString(
+                text_format_source=DataSource(
+                    inline_string=f"%DYNAMIC_METADATA({contract.NAMESPACE}:pool)%"
+                )
+            ),
+        )
+        reroute = SetFilterState(on_request_headers=[pool], clear_route_cache=True)
+        filters.append(_filter("envoy.filters.http.set_filter_state", reroute))
+    return filters
 
 
 def usage_filters() -> list[HttpFilter]:

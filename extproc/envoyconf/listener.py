@@ -24,7 +24,6 @@ from envoy_data_plane.envoy.config.core.v3 import (
 )
 from envoy_data_plane.envoy.config.listener.v3 import Filter, FilterChain, Listener
 from envoy_data_plane.envoy.config.route.v3 import (
-    HeaderMatcher,
     RetryPolicy,
     RetryPolicyRetryHostPredicate,
     Route,
@@ -94,14 +93,13 @@ def connection_manager(config: Config, http_filters: list[HttpFilter]) -> HttpCo
 
 
 def routes(config: Config) -> RouteConfiguration:
-    """Return one route for each pool, chosen by the header that the processor sets.
+    """Return one route for each pool, chosen by the metadata ``pool`` that the processor sets.
 
-    Without the header (a call without a body, a dead processor) the pool ``*`` serves, else the
-    first pool.
+    Without it (a call without a body, a dead processor) the pool ``*`` serves, else the first pool.
     """
     *others, rest = _rest_last(tuple(config.pools))
     chosen = [
-        _route(config, pool, RouteMatch(prefix="/", headers=[_pool_header(pool)]))
+        _route(config, pool, RouteMatch(prefix="/", dynamic_metadata=[_metadata_is("pool", pool)]))
         for pool in others
     ]
     return RouteConfiguration(
@@ -114,21 +112,17 @@ def routes(config: Config) -> RouteConfiguration:
                 routes=[*chosen, _route(config, rest, RouteMatch(prefix="/"))],
             )
         ],
-        request_headers_to_remove=[contract.POOL_HEADER],
     )
 
 
 def access_log() -> AccessLog:
     """Return the log that tells the processor how each admitted exchange ended."""
-    admitted = MetadataMatcher(
-        filter=contract.NAMESPACE,
-        path=[MetadataMatcherPathSegment(key="verdict")],
-        value=ValueMatcher(string_match=StringMatcher(exact="admit")),
-    )
     return AccessLog(
         name="envoy.access_loggers.http_grpc",
         filter=AccessLogFilter(
-            metadata_filter=MetadataFilter(matcher=admitted, match_if_key_not_found=False)
+            metadata_filter=MetadataFilter(
+                matcher=_metadata_is("verdict", "admit"), match_if_key_not_found=False
+            )
         ),
         typed_config=Any.pack(
             HttpGrpcAccessLogConfig(
@@ -148,8 +142,12 @@ def _rest_last(pools: tuple[str, ...]) -> tuple[str, ...]:
     return (*(pool for pool in pools if pool != rest), rest)
 
 
-def _pool_header(pool: str) -> HeaderMatcher:
-    return HeaderMatcher(name=contract.POOL_HEADER, string_match=StringMatcher(exact=pool))
+def _metadata_is(key: str, value: str) -> MetadataMatcher:
+    return MetadataMatcher(
+        filter=contract.NAMESPACE,
+        path=[MetadataMatcherPathSegment(key=key)],
+        value=ValueMatcher(string_match=StringMatcher(exact=value)),
+    )
 
 
 def _route(config: Config, pool: str, match: RouteMatch) -> Route:
