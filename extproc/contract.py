@@ -9,7 +9,9 @@ from __future__ import annotations
 from extproc.config import Config
 
 FILTER_NAME = "tidegate"
-"""The name of the ext_proc filter in Envoy; attributes arrive under it."""
+"""The name of the ext_proc filter in the generated configuration."""
+ATTRIBUTES_KEY = "envoy.filters.http.ext_proc"
+"""The key under which attributes arrive, whatever the filter is called."""
 NAMESPACE = "tidegate"
 """Dynamic metadata that we set: ``id``, ``tenant``, ``class``, ``verdict``, ``reason``, ``pool``."""
 USAGE_NAMESPACE = "tidegate.usage"
@@ -24,7 +26,11 @@ ENDPOINT_KEY = "tidegate-endpoint"
 """Dynamic metadata that names the chosen endpoint, ``ip:port``, where a pool has `balance: pick`."""
 
 POOL_HEADER = "x-tidegate-pool"
-"""Set by us, stripped from clients: names the pool where the configuration has several."""
+"""Set by us, stripped from clients: names the pool where the configuration has several.
+
+Envoy takes it only from filters that send us the request's headers; where they come as attributes,
+it drops header mutations, and routes by the metadata ``pool`` instead.
+"""
 OWN_HEADERS_PREFIX = "x-tidegate-"
 
 TASK_HEADER = "x-task-type"

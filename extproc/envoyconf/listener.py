@@ -1,0 +1,191 @@
+"""The standalone listener: connection manager, routes and access log.
+
+Rules this module keeps:
+
+* A stream ends when its engine or its client ends it, or when it has been silent for long; no
+  timer cuts a long answer.
+* No header of a client steers Envoy or Tidegate.
+* Each admitted exchange is told to the processor when it ends; nothing else is.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from envoy_data_plane.envoy.config.accesslog.v3 import AccessLog, AccessLogFilter, MetadataFilter
+from envoy_data_plane.envoy.config.common.mutation_rules.v3 import (
+    HeaderMutation,
+    HeaderMutationRemoveOnMatch,
+)
+from envoy_data_plane.envoy.config.core.v3 import (
+    ApiVersion,
+    HttpProtocolOptions,
+    TypedExtensionConfig,
+)
+from envoy_data_plane.envoy.config.listener.v3 import Filter, FilterChain, Listener
+from envoy_data_plane.envoy.config.route.v3 import (
+    RetryPolicy,
+    RetryPolicyRetryHostPredicate,
+    Route,
+    RouteAction,
+    RouteConfiguration,
+    RouteMatch,
+    VirtualHost,
+)
+from envoy_data_plane.envoy.extensions.access_loggers.grpc.v3 import (
+    CommonGrpcAccessLogConfig,
+    HttpGrpcAccessLogConfig,
+)
+from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import (
+    HttpConnectionManager,
+    HttpConnectionManagerPathWithEscapedSlashesAction,
+    HttpFilter,
+)
+from envoy_data_plane.envoy.extensions.http.early_header_mutation.header_mutation.v3 import (
+    HeaderMutation as EarlyHeaderMutation,
+)
+from envoy_data_plane.envoy.extensions.retry.host.previous_hosts.v3 import PreviousHostsPredicate
+from envoy_data_plane.envoy.type.matcher.v3 import (
+    MetadataMatcher,
+    MetadataMatcherPathSegment,
+    StringMatcher,
+    ValueMatcher,
+)
+from envoy_data_plane.google.protobuf import Any
+
+from extproc import contract
+from extproc.config import Config
+from extproc.envoyconf import addresses
+from extproc.envoyconf.filters import processor_service
+
+_STEERING_PREFIXES = (contract.OWN_HEADERS_PREFIX, "x-envoy-")
+
+
+def listener(config: Config, http_filters: list[HttpFilter]) -> Listener:
+    """Return the listener, for HTTP/1.1 and cleartext HTTP/2."""
+    manager = connection_manager(config, http_filters)
+    name = "envoy.filters.network.http_connection_manager"
+    return Listener(
+        name=contract.FILTER_NAME,
+        address=addresses.listening(config.envoy.listener),
+        filter_chains=[FilterChain(filters=[Filter(name=name, typed_config=Any.pack(manager))])],
+    )
+
+
+def connection_manager(config: Config, http_filters: list[HttpFilter]) -> HttpConnectionManager:
+    """Return the HTTP connection manager with these filters."""
+    idle = timedelta(seconds=config.envoy.stream_idle_timeout)
+    return HttpConnectionManager(
+        stat_prefix=contract.FILTER_NAME,
+        use_remote_address=True,
+        normalize_path=True,
+        merge_slashes=True,
+        path_with_escaped_slashes_action=HttpConnectionManagerPathWithEscapedSlashesAction.REJECT_REQUEST,
+        common_http_protocol_options=HttpProtocolOptions(idle_timeout=timedelta(hours=1)),
+        request_headers_timeout=timedelta(seconds=10),
+        request_timeout=timedelta(0),
+        stream_idle_timeout=idle,
+        early_header_mutation_extensions=[_strip_steering_headers()],
+        route_config=routes(config),
+        http_filters=http_filters,
+        access_log=[access_log()],
+    )
+
+
+def routes(config: Config) -> RouteConfiguration:
+    """Return one route for each pool, chosen by the metadata ``pool`` that the processor sets.
+
+    Without it (a call without a body, a dead processor) the pool ``*`` serves, else the first pool.
+    """
+    *others, rest = _rest_last(tuple(config.pools))
+    chosen = [
+        _route(config, pool, RouteMatch(prefix="/", dynamic_metadata=[_metadata_is("pool", pool)]))
+        for pool in others
+    ]
+    return RouteConfiguration(
+        name=contract.FILTER_NAME,
+        virtual_hosts=[
+            VirtualHost(
+                name=contract.FILTER_NAME,
+                domains=["*"],
+                request_body_buffer_limit=config.requests.max_body,
+                routes=[*chosen, _route(config, rest, RouteMatch(prefix="/"))],
+            )
+        ],
+    )
+
+
+def access_log() -> AccessLog:
+    """Return the log that tells the processor how each admitted exchange ended."""
+    return AccessLog(
+        name="envoy.access_loggers.http_grpc",
+        filter=AccessLogFilter(
+            metadata_filter=MetadataFilter(
+                matcher=_metadata_is("verdict", "admit"), match_if_key_not_found=False
+            )
+        ),
+        typed_config=Any.pack(
+            HttpGrpcAccessLogConfig(
+                common_config=CommonGrpcAccessLogConfig(
+                    log_name=contract.FILTER_NAME,
+                    grpc_service=processor_service(),
+                    transport_api_version=ApiVersion.V3,
+                    buffer_size_bytes=1,
+                )
+            )
+        ),
+    )
+
+
+def _rest_last(pools: tuple[str, ...]) -> tuple[str, ...]:
+    rest = "*" if "*" in pools else pools[0]
+    return (*(pool for pool in pools if pool != rest), rest)
+
+
+def _metadata_is(key: str, value: str) -> MetadataMatcher:
+    return MetadataMatcher(
+        filter=contract.NAMESPACE,
+        path=[MetadataMatcherPathSegment(key=key)],
+        value=ValueMatcher(string_match=StringMatcher(exact=value)),
+    )
+
+
+def _route(config: Config, pool: str, match: RouteMatch) -> Route:
+    return Route(
+        name=pool,
+        match=match,
+        route=RouteAction(
+            cluster=contract.pool_cluster(pool),
+            timeout=timedelta(0),
+            idle_timeout=timedelta(seconds=config.envoy.stream_idle_timeout),
+            retry_policy=RetryPolicy(
+                retry_on="connect-failure,refused-stream",
+                num_retries=2,
+                retry_host_predicate=[
+                    RetryPolicyRetryHostPredicate(
+                        name="envoy.retry_host_predicates.previous_hosts",
+                        typed_config=Any.pack(PreviousHostsPredicate()),
+                    )
+                ],
+                host_selection_retry_max_attempts=3,
+            ),
+        ),
+    )
+
+
+def _strip_steering_headers() -> TypedExtensionConfig:
+    return TypedExtensionConfig(
+        name="envoy.http.early_header_mutation.header_mutation",
+        typed_config=Any.pack(
+            EarlyHeaderMutation(
+                mutations=[
+                    HeaderMutation(
+                        remove_on_match=HeaderMutationRemoveOnMatch(
+                            key_matcher=StringMatcher(prefix=prefix)
+                        )
+                    )
+                    for prefix in _STEERING_PREFIXES
+                ]
+            )
+        ),
+    )
