@@ -1,1 +1,270 @@
-"""Wires the rooms of the house together."""
+"""Wires the rooms of the house together: from a configuration to a running Tidegate.
+
+Rules this module keeps:
+
+* It builds and connects; it decides nothing.
+* Clock, wall clock and randomness are made here and handed on; no other module reaches for them.
+* Everything that runs, runs in one task group; when serving ends, nothing is left over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import itertools
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+from grpc_health.v1 import health_pb2
+
+from extproc.config import Config, PoolConfig, load_keys
+from extproc.core.capacity import Pool, PoolLimits, Reading
+from extproc.core.classes import Catalog, ServiceClass, Task, Tenant
+from extproc.core.controller import Capacity, Controller, RequestLimits
+from extproc.core.reasons import ReplyOverride, ReplyRules
+from extproc.edge import server
+from extproc.edge.access_log import AccessLog
+from extproc.edge.admission import Admission, Routing
+from extproc.edge.identity import FromApiKey, FromHeader, FromMetadata, IdentitySource
+from extproc.edge.processor import Processor
+from extproc.edge.wording import Wording
+from extproc.engines.fleet import Fleet
+from extproc.telemetry.http import pages
+from extproc.telemetry.metrics import Metrics, PoolCollector
+
+log = logging.getLogger(__name__)
+
+DRAIN_SECONDS = 30.0
+"""How long running exchanges may go on after a stop was asked for."""
+
+
+class EngineBooks:
+    """Writes what the engines say into the pools' books; an `extproc.engines.listener.Listener`."""
+
+    def __init__(self, pools: Mapping[str, Pool], clock: Callable[[], float]) -> None:
+        self._pools = pools
+        self._clock = clock
+
+    def joined(self, pool: str, endpoint: str) -> None:
+        """An endpoint was discovered."""
+        self._pools[pool].join(endpoint)
+
+    def left(self, pool: str, endpoint: str) -> None:
+        """An endpoint is no longer listed."""
+        self._pools[pool].leave(endpoint, self._clock())
+
+    def sending(self, pool: str, endpoint: str) -> None:
+        """A scrape is about to be sent."""
+
+    def observed(self, pool: str, endpoint: str, reading: Reading, sent_at: float) -> None:
+        """An endpoint was read."""
+        self._pools[pool].observe(endpoint, reading, read_at=sent_at, now=self._clock())
+
+    def failed(self, pool: str, endpoint: str, problem: str) -> None:
+        """An endpoint could not be read."""
+        self._pools[pool].fail(endpoint, problem)
+
+    def undiscovered(self, pool: str, problem: str) -> None:
+        """A pool's endpoints could not be looked up; those that are known stay."""
+
+
+@dataclass(frozen=True)
+class Tidegate:
+    """A wired Tidegate that is not yet running."""
+
+    config: Config
+    pools: Mapping[str, Pool]
+    metrics: Metrics
+    processor: Processor
+    access_log: AccessLog
+    fleet: Fleet
+
+
+def build(config: Config) -> Tidegate:
+    """Return a wired Tidegate.
+
+    Raises:
+        ConfigError: a key file cannot be used.
+    """
+    clock, rng = time.monotonic, random.Random()  # noqa: S311 (jitter and ids, no secrets)
+    catalog = _catalog(config)
+    pools = {
+        name: Pool(name, _pool_limits(pool), catalog.classes) for name, pool in config.pools.items()
+    }
+    metrics = Metrics()
+    metrics.registry.register(PoolCollector(pools, clock))
+    admission = Admission(
+        catalog=catalog,
+        controller=Controller(pools, (RequestLimits(config.requests.max_body), Capacity())),
+        routing=_routing(config),
+        sources=_sources(config),
+        reply_rules=_reply_rules(config),
+        wording=_wording(config),
+        max_body=config.requests.max_body,
+        pass_unreadable=config.requests.unreadable == "pass",
+        observer=metrics,
+        new_id=_id_source(rng),
+        clock=clock,
+        wall_clock=time.time,
+    )
+    return Tidegate(
+        config=config,
+        pools=pools,
+        metrics=metrics,
+        processor=Processor(admission),
+        access_log=AccessLog(metrics.ended),
+        fleet=Fleet(config.pools, EngineBooks(pools, clock), clock=clock, rng=rng),
+    )
+
+
+async def serve(tidegate: Tidegate, stop: asyncio.Event, started: Callable[[], None]) -> None:
+    """Run until ``stop`` is set, then drain; ``started`` is called when Envoy can connect.
+
+    Raises:
+        RuntimeError, OSError: an address cannot be bound.
+    """
+    listen = tidegate.config.listen
+    handlers = (tidegate.processor.handler(), tidegate.access_log.handler())
+    grpc_server, health = server.build(
+        handlers, listen.processor, max_body=tidegate.config.requests.max_body
+    )
+    application = pages(metrics=tidegate.metrics.render, ready=lambda: not stop.is_set())
+    async with _http(application, listen.http), asyncio.TaskGroup() as tasks:
+        scraping = tasks.create_task(tidegate.fleet.run())
+        await grpc_server.start()
+        await health.set("", health_pb2.HealthCheckResponse.SERVING)
+        gc.collect()
+        gc.freeze()  # what is wired now lives for ever: no need to look at it in each collection
+        started()
+        try:
+            await stop.wait()
+        finally:
+            await health.enter_graceful_shutdown()
+            log.info("draining", extra={"streams": tidegate.processor.streams})
+            await grpc_server.stop(DRAIN_SECONDS)
+            scraping.cancel()
+
+
+@contextlib.asynccontextmanager
+async def _http(application: web.Application, address: str) -> AsyncIterator[None]:
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    try:
+        host, _, port = address.rpartition(":")
+        await web.TCPSite(runner, host.strip("[]"), int(port)).start()
+        yield
+    finally:
+        await runner.cleanup()
+
+
+def _id_source(rng: random.Random) -> Callable[[], str]:
+    """Return a source of ids: unique over processes by a random prefix, here by a count."""
+    prefix = f"{rng.getrandbits(48):012x}"
+    numbers = itertools.count(1)
+    return lambda: f"{prefix}{next(numbers):08x}"
+
+
+def _catalog(config: Config) -> Catalog:
+    classes = {
+        name: ServiceClass(
+            name=name,
+            rank=rank,
+            strict=each.strict,
+            close=each.free_watermark.close,
+            open=each.free_watermark.open,
+            concurrency=each.concurrency,
+            max_output=each.max_tokens,
+            max_prompt=each.max_prompt_tokens,
+            engine_priority=each.engine_priority,
+        )
+        for rank, (name, each) in enumerate(config.classes.items())
+    }
+    tenants = {
+        name: Tenant(name, classes[each.class_], each.finish_reason, each.language)
+        for name, each in config.tenants.items()
+    }
+    default = config.identity.default_tenant
+    lowest = list(classes.values())[-1]
+    tasks = {
+        name: Task(
+            name=name,
+            ceiling=None if each.class_ is None else classes[each.class_],
+            max_output=each.max_tokens,
+            max_prompt=each.max_prompt_tokens,
+            stop=each.stop,
+        )
+        for name, each in config.tasks.items()
+    }
+    matches = {name: each.match for name, each in config.tasks.items()}
+    return Catalog(
+        classes=tuple(classes.values()),
+        tenants=tenants,
+        default_tenant=tenants.get(default, Tenant(default, lowest)),
+        tasks=tasks,
+        task_by_path={m.path: name for name, m in matches.items() if m.path is not None},
+        task_by_model={m.model: name for name, m in matches.items() if m.model is not None},
+    )
+
+
+def _pool_limits(pool: PoolConfig) -> PoolLimits:
+    return PoolLimits(
+        max_concurrency=pool.max_concurrency,
+        stale_after=pool.scrape.stale_after,
+        unknown_after=pool.scrape.unknown_after,
+    )
+
+
+def _routing(config: Config) -> Routing:
+    names = {name: name for name in config.pools}
+    aliases = {alias: name for name, pool in config.pools.items() for alias in pool.aliases}
+    return Routing(
+        pools={**names, **aliases},
+        default="*" if "*" in config.pools else next(iter(config.pools), None),
+        priorities=frozenset(
+            name for name, pool in config.pools.items() if pool.scheduling_policy == "priority"
+        ),
+        name_pool=len(config.pools) > 1,
+    )
+
+
+def _sources(config: Config) -> tuple[IdentitySource, ...]:
+    sources: list[IdentitySource] = []
+    keys: dict[str, Any] = load_keys(config)
+    for source in config.identity.sources:
+        if source.metadata is not None:
+            sources.append(FromMetadata(source.metadata.filter, source.metadata.path))
+        elif source.header is not None:
+            sources.append(FromHeader(source.header.name, trusted=source.header.trusted))
+        else:
+            sources.append(FromApiKey(keys))
+    return tuple(sources)
+
+
+def _reply_rules(config: Config) -> ReplyRules:
+    return ReplyRules(
+        tuple(
+            ReplyOverride(each.reason, each.class_, each.tenant, each.kind, each.status)
+            for each in config.fallback.overrides
+        )
+    )
+
+
+def _wording(config: Config) -> Wording:
+    fallback = config.fallback
+    seconds = round(fallback.retry_after)
+    return Wording(
+        messages={
+            "zh": fallback.message.zh.format(seconds=seconds),
+            "en": fallback.message.en.format(seconds=seconds),
+        },
+        default=fallback.language,
+        finish_reason=fallback.finish_reason,
+        retry_after=seconds,
+        refusal=fallback.structured == "refusal",
+    )

@@ -1,14 +1,28 @@
-"""The ``tidegate`` command."""
+"""The ``tidegate`` command.
+
+Exit codes: 0 done, 1 it could not run, 2 the configuration or an option is wrong (nothing started).
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
+import signal
+import tempfile
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import uvloop
 from rich.console import Console
 
 from extproc.config import Config, ConfigError, load
+from extproc.envoyconf.binary import EnvoyNotFoundError
+from extproc.stand.children import ChildEndedError
+from extproc.stand.plan import make_plan
+from extproc.stand.up import NotReadyError, up
 
 app = typer.Typer(
     name="tidegate",
@@ -18,7 +32,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+CANNOT_RUN = 1
 BAD_CONFIGURATION = 2
+
+ConfigFile = Annotated[Path, typer.Option("--config", help="the configuration", dir_okay=False)]
 
 
 def main() -> None:
@@ -26,29 +43,107 @@ def main() -> None:
     app()
 
 
-def _load_or_exit(file: Path) -> Config:
-    try:
-        return load(file)
-    except ConfigError as error:
-        console = Console(stderr=True, highlight=False, soft_wrap=True)
-        console.print(f"{error.file} cannot be used:", markup=False)
-        for problem in error.problems:
-            console.print(f"  {problem}", markup=False)
-        raise typer.Exit(BAD_CONFIGURATION) from error
-
-
-@app.callback()
-def _group() -> None:
-    """Keep ``check`` a sub-command while it is the only one."""
-
-
 @app.command()
 def check(file: Annotated[Path, typer.Argument(help="the configuration to check")]) -> None:
     """Say whether a configuration can be used, and what is wrong with it if not."""
     config = _load_or_exit(file)
-    console = Console(soft_wrap=True, highlight=False)
     for source in config.identity.sources:
         if source.api_key is not None and not source.api_key.file.exists():
             # A configuration is often checked where its secrets are not.
-            console.print(f"note: {source.api_key.file} is not here to be checked", markup=False)
-    console.print(f"{file} is fine", markup=False)
+            _say(f"note: {source.api_key.file} is not here to be checked")
+    _say(f"{file} is fine")
+
+
+@app.command()
+def serve(config: ConfigFile) -> None:
+    """Run the processor that Envoy asks."""
+    from extproc import app as application  # heavy: only this command needs it
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    settings = _load_or_exit(config)
+    try:
+        tidegate = application.build(settings)
+    except ConfigError as error:
+        raise _bad_configuration(error) from error
+
+    async def run() -> None:
+        stop = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        await application.serve(
+            tidegate, stop, lambda: _say(f"serving {settings.listen.processor}")
+        )
+
+    try:
+        uvloop.run(run())
+    except* (OSError, RuntimeError) as group:
+        raise _cannot_run(group) from group
+
+
+@app.command(name="up")
+def run_stand(
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(help="host:port of a running vLLM server; repeat for more. Default: emulated"),
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="where Envoy listens; 0: any")] = 8080,
+    config: Annotated[
+        Path | None, typer.Option(help="classes, tenants, fallback of your own", dir_okay=False)
+    ] = None,
+) -> None:
+    """Start Envoy, Tidegate and engines on this machine, to try it; Ctrl-C stops it all."""
+    engines = tuple(each.removeprefix("http://").rstrip("/") for each in engine or ())
+    directory = Path(tempfile.mkdtemp(prefix="tidegate-"))
+    if config is not None:
+        _load_or_exit(config)
+    try:
+        plan = make_plan(directory, port=port, engines=engines, config=config)
+    except ConfigError as error:
+        raise _bad_configuration(error) from error
+    except OSError as error:
+        _say(f"port {port} is taken: choose another with --port ({error.strerror})", error=True)
+        raise typer.Exit(CANNOT_RUN) from error
+    try:
+        _run_until_stopped(up(plan, Console()))
+    except* (ChildEndedError, NotReadyError, EnvoyNotFoundError) as group:
+        raise _cannot_run(group) from group
+
+
+def _run_until_stopped(work: Coroutine[Any, Any, None]) -> None:
+    """Run until done, or until SIGINT or SIGTERM cancels it; being stopped is no error."""
+
+    async def run() -> None:
+        task = asyncio.ensure_future(work)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    uvloop.run(run())
+
+
+def _load_or_exit(file: Path) -> Config:
+    try:
+        return load(file)
+    except ConfigError as error:
+        raise _bad_configuration(error) from error
+
+
+def _bad_configuration(error: ConfigError) -> typer.Exit:
+    _say(f"{error.file} cannot be used:", error=True)
+    for problem in error.problems:
+        _say(f"  {problem}", error=True)
+    return typer.Exit(BAD_CONFIGURATION)
+
+
+def _cannot_run(group: BaseExceptionGroup[Any]) -> typer.Exit:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            _cannot_run(error)
+        else:
+            _say(str(error), error=True)
+    return typer.Exit(CANNOT_RUN)
+
+
+def _say(text: str, *, error: bool = False) -> None:
+    Console(stderr=error, soft_wrap=True, highlight=False).print(text, markup=False)

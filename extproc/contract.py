@@ -51,7 +51,7 @@ def header_attribute(name: str) -> str:
 
 def request_headers(config: Config) -> tuple[str, ...]:
     """Return the request headers that this configuration reads, in lower case, sorted."""
-    names = {TASK_HEADER, "accept-language", "content-encoding"}
+    names = {TASK_HEADER, "accept-language"}
     for source in config.identity.sources:
         if source.header is not None:
             names.add(source.header.name)

@@ -59,14 +59,12 @@ class Forward:
     Attributes:
         body: the body in place of the client's, or None to leave it byte for byte.
         set_headers: request headers to set.
-        remove_headers: request headers to remove.
         clear_route: choose the route anew, because a header that decides it was set.
         metadata: dynamic metadata under our own namespace.
     """
 
     body: bytes | None = None
     set_headers: tuple[tuple[str, str], ...] = ()
-    remove_headers: tuple[str, ...] = ()
     clear_route: bool = False
     metadata: tuple[tuple[str, str], ...] = ()
 

@@ -130,8 +130,6 @@ def _encode_forward(reply: Forward) -> bytes:
         common.body_mutation.body = reply.body
     if reply.set_headers:
         _set_headers(common.header_mutation, reply.set_headers)
-    if reply.remove_headers:
-        common.header_mutation.remove_headers.extend(reply.remove_headers)
     common.clear_route_cache = reply.clear_route
     _set_metadata(response, reply.metadata)
     return bytes(response.SerializeToString())

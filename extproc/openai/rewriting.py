@@ -37,18 +37,20 @@ _decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
 def rewrite(
     call: Call,
     *,
-    max_output: int,
+    max_output: int | None,
     priority: int | None = None,
     stop: tuple[str, ...] = (),
     include_usage: bool = False,
 ) -> bytes | None:
     """Return the body for the engine, ``None`` if the client's own bytes will do.
 
-    ``max_output``: the most tokens for each choice, at least 1. ``priority``: for engines that
+    ``max_output``: the most tokens for each choice, at least 1; ``None``: no limit. ``priority``: for engines that
     schedule by it, ``None`` for the others. ``stop``: sequences that end the output, beside the
     client's. ``include_usage``: a stream has to report its usage.
     """
-    changes = _clamped(call, max_output) | _stopped(call, stop)
+    changes = _stopped(call, stop)
+    if max_output is not None:
+        changes |= _clamped(call, max_output)
     if call.endpoint is Endpoint.GENERATE and changes:
         inner = _changed(bytes(call.members.sampling_params), call.limited, changes, call.lenient)
         changes = {"sampling_params": Raw(inner)}

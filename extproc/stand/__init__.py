@@ -1,0 +1,1 @@
+"""`tidegate up`: everything on one machine, to try it out."""

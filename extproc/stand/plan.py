@@ -1,0 +1,125 @@
+"""What the stand runs: addresses, the configuration, the commands.
+
+Rules this module keeps:
+
+* Nothing is started here; a plan is data.
+* Everything listens on loopback only: the stand trusts a tenant header, which no real listener
+  reachable by others may do.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from extproc.config import Config, parse
+
+EMULATED_MODEL = "qwen-72b-instruct"
+
+_DEMO = """\
+identity:
+  sources:
+    - header: {name: x-tenant-id, trusted: true}   # only because this stand listens on loopback
+tenants:
+  pay:       {class: P0}
+  service:   {class: P1}
+  marketing: {class: P2}
+  anonymous: {class: P2}
+tasks:
+  extract_json: {max_tokens: 512}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where everything is and what the configuration says.
+
+    Attributes:
+        directory: for logs, sockets and generated files.
+        envoy: where clients connect, ``host:port``.
+        engines: the vLLM endpoints, ``host:port``.
+        emulated: the ports of the engines that the stand itself must start.
+        config: the configuration, as text and parsed.
+    """
+
+    directory: Path
+    envoy: str
+    engines: tuple[str, ...]
+    emulated: tuple[int, ...]
+    text: str
+    config: Config
+
+    @property
+    def metrics_url(self) -> str:
+        """Return where Tidegate's metrics are."""
+        return f"http://{self.config.listen.http}/metrics"
+
+    def emulator_command(self, port: int) -> list[str]:
+        """Return the command of an emulated engine: small, so that a peak is easily made."""
+        options = ["--port", str(port), "--model", EMULATED_MODEL, "--blocks", "512"]
+        policy = ["--scheduling-policy", "priority", "--max-num-seqs", "32"]
+        return [*tidegate(), "emulate", *options, *policy]
+
+    def serve_command(self) -> list[str]:
+        """Return the command of the processor."""
+        return [*tidegate(), "serve", "--config", str(self.directory / "tidegate.yaml")]
+
+
+def tidegate() -> list[str]:
+    """Return the command of this very installation."""
+    return [sys.executable, "-m", "extproc"]
+
+
+def make_plan(
+    directory: Path, *, port: int, engines: tuple[str, ...], config: Path | None = None
+) -> Plan:
+    """Return the plan; two emulated engines where no engine is given.
+
+    Args:
+        directory: an existing folder for what the stand writes.
+        port: where Envoy listens on loopback; 0 for any free port.
+        engines: ``host:port`` of running vLLM servers.
+        config: a configuration of the user's own, whose pools and addresses are replaced.
+
+    Raises:
+        ConfigError: the user's configuration cannot be used.
+        OSError: the port is taken.
+    """
+    emulated = () if engines else (free_port(), free_port())
+    endpoints = list(engines or [f"127.0.0.1:{each}" for each in emulated])
+    settings = yaml.safe_load(config.read_text(encoding="utf-8") if config else _DEMO) or {}
+    envoy = f"127.0.0.1:{free_port(port)}"
+    settings["listen"] = {
+        "processor": f"unix://{directory / 'processor.sock'}",
+        "http": f"127.0.0.1:{free_port()}",
+        "control": f"127.0.0.1:{free_port()}",
+    }
+    settings["envoy"] = {**settings.get("envoy", {}), "listener": envoy}
+    settings["envoy"]["admin"] = f"127.0.0.1:{free_port()}"
+    policy = "priority" if emulated else "fcfs"
+    settings["pools"] = {
+        "*": {
+            "endpoints": {"static": endpoints},
+            "max_concurrency": 32 * len(endpoints),
+            "scheduling_policy": policy,
+        }
+    }
+    text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
+    parsed = parse(text, file=config or directory / "tidegate.yaml")
+    return Plan(directory, envoy, tuple(endpoints), emulated, text, parsed)
+
+
+def free_port(wanted: int = 0) -> int:
+    """Return a loopback port that is free now: the wanted one, or any.
+
+    Raises:
+        OSError: the wanted port is taken.
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", wanted))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,139 @@
+"""Starts the stand, tells how to try it, and shows who gets in, until it is stopped.
+
+Rules this module keeps:
+
+* Engines first, then Tidegate, then Envoy; each is waited for. They stop in the opposite order.
+* What runs is what a deployment runs: the same commands, the same generated Envoy configuration.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import aiohttp
+from rich.console import Console
+
+from extproc.envoyconf.binary import find_envoy
+from extproc.envoyconf.bootstrap import bootstrap
+from extproc.stand.children import Child, child
+from extproc.stand.plan import Plan
+from extproc.stand.tally import read_tally
+
+START_SECONDS = 30.0
+
+
+class NotReadyError(RuntimeError):
+    """A process of the stand did not come up in time."""
+
+
+@asynccontextmanager
+async def running(plan: Plan) -> AsyncIterator[tuple[Child, ...]]:
+    """Run the whole stand; inside the block all of it is up.
+
+    Raises:
+        EnvoyNotFoundError: Envoy is not installed.
+        ChildEndedError, NotReadyError: a process could not start.
+    """
+    envoy = find_envoy()
+    (plan.directory / "tidegate.yaml").write_text(plan.text, encoding="utf-8")
+    (plan.directory / "envoy.yaml").write_text(bootstrap(plan.config), encoding="utf-8")
+    envoy_command = [str(envoy), "-c", str(plan.directory / "envoy.yaml"), "--log-level", "warning"]
+    async with AsyncExitStack() as stack, aiohttp.ClientSession() as session:
+        children: list[Child] = []
+
+        async def start(name: str, command: list[str], ready_url: str) -> None:
+            started = await stack.enter_async_context(child(name, command, plan.directory))
+            children.append(started)
+            await _until(started, lambda: _answers(session, ready_url))
+
+        for number, port in enumerate(plan.emulated, start=1):
+            url = f"http://127.0.0.1:{port}/health"
+            await start(f"engine-{number}", plan.emulator_command(port), url)
+        await start("tidegate", plan.serve_command(), f"http://{plan.config.listen.http}/readyz")
+        await start("envoy", envoy_command, f"http://{plan.config.envoy.admin}/ready")
+        yield tuple(children)
+
+
+async def _until(started: Child, ready: Callable[[], Awaitable[bool]]) -> None:
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            while not await ready():
+                if started.process.returncode is not None:
+                    await started.ended()
+                await asyncio.sleep(0.05)
+    except TimeoutError as error:
+        raise NotReadyError(f"{started.name} is not ready; see {started.log}") from error
+
+
+async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
+    try:
+        async with session.get(url) as response:
+            return response.status == 200
+    except aiohttp.ClientError:
+        return False
+
+
+async def up(plan: Plan, console: Console) -> None:
+    """Run the stand and show it, until cancelled.
+
+    Raises:
+        ExceptionGroup: of `ChildEndedError`, when a process ended by itself.
+        ChildEndedError, NotReadyError, EnvoyNotFoundError: the stand could not start.
+    """
+    async with running(plan) as children, aiohttp.ClientSession() as session:
+        model = await _model(session, plan.engines[0])
+        console.print(_invitation(plan, model), markup=False, highlight=False, soft_wrap=True)
+        async with asyncio.TaskGroup() as tasks:
+            for each in children:
+                tasks.create_task(each.ended())
+            tasks.create_task(_show(session, plan, console))
+
+
+async def _model(session: aiohttp.ClientSession, engine: str) -> str:
+    async with session.get(f"http://{engine}/v1/models") as response:
+        return str((await response.json())["data"][0]["id"])
+
+
+async def _show(session: aiohttp.ClientSession, plan: Plan, console: Console) -> None:
+    """Show the tally: in place on a terminal, as a line per change elsewhere."""
+    classes = tuple(plan.config.classes)
+    shown = ""
+    status = console.status("waiting for traffic")
+    with status if console.is_terminal else contextlib.nullcontext() as live:
+        while True:
+            with contextlib.suppress(aiohttp.ClientError):
+                async with session.get(plan.metrics_url) as response:
+                    line = read_tally(await response.text()).line(classes)
+                if live is not None:
+                    live.update(line)
+                elif line != shown:
+                    console.print(line, markup=False, highlight=False, soft_wrap=True)
+                    shown = line
+            await asyncio.sleep(1.0)
+
+
+def _invitation(plan: Plan, model: str) -> str:
+    url = f"http://{plan.envoy}"
+    return f"""\
+Tidegate is up.
+  clients   {url}   (Envoy; OpenAI and Anthropic endpoints under /v1)
+  engines   {", ".join(f"http://{each}" for each in plan.engines)}{" (emulated)" if plan.emulated else ""}
+  metrics   {plan.metrics_url}
+  envoy     http://{plan.config.envoy.admin}
+  files     {plan.directory}
+
+Try it (tenants: pay = P0, service = P1, marketing = P2):
+
+  curl {url}/v1/chat/completions -H 'content-type: application/json' -H 'x-tenant-id: pay' \\
+    -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "hello"}}], "max_tokens": 32}}'
+
+  from openai import OpenAI
+  client = OpenAI(base_url="{url}/v1", api_key="none", default_headers={{"x-tenant-id": "marketing"}})
+  print(client.chat.completions.create(model="{model}", messages=[{{"role": "user", "content": "hello"}}]))
+
+Make a peak in a second terminal: make load   (or: tidegate load --url {url})
+Ctrl-C stops it all.
+"""
