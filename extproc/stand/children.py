@@ -2,7 +2,7 @@
 
 Rules this module keeps:
 
-* Every child has a process group of its own: Ctrl-C in the terminal reaches only the stand, which
+* Every child has a session of its own: Ctrl-C in the terminal reaches only the stand, which
   stops the children in the right order.
 * Whatever ends the stand, no child outlives it: SIGTERM first, SIGKILL after a grace period.
 * A child that ends by itself ends the stand, with the last lines that it wrote.
@@ -63,7 +63,7 @@ async def child(name: str, command: Sequence[str], directory: Path) -> AsyncIter
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            process_group=0,
+            start_new_session=True,
         )
     started = Child(name, process, log)
     try:
