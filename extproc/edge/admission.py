@@ -236,7 +236,7 @@ def _explanation(verdict: Verdict, defect: Unreadable | None, language: str) -> 
         return f"{text} {defect.message}"
     if verdict.threshold is None or verdict.value is None:
         return text
-    return f"{text} ({verdict.value:g} / {verdict.threshold:g})"
+    return f"{text} ({verdict.value:g}, limit {verdict.threshold:g})"
 
 
 def _labels(classification: Classification, verdict: Verdict) -> tuple[tuple[str, str], ...]:
