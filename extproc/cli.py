@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from extproc.config import Config, ConfigError, load
+from extproc.sim.cli import emulate
 
 app = typer.Typer(
     name="tidegate",
@@ -52,3 +53,6 @@ def check(file: Annotated[Path, typer.Argument(help="the configuration to check"
             # A configuration is often checked where its secrets are not.
             console.print(f"note: {source.api_key.file} is not here to be checked", markup=False)
     console.print(f"{file} is fine", markup=False)
+
+
+app.command()(emulate)
