@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
+from contextlib import suppress
 from typing import Annotated
 
 import typer
 import uvloop
 
 from extproc.sim.emulator import EmulatorOptions, serve
-from extproc.sim.engine import EngineConfig, Policy, StepCost
+from extproc.sim.emulator_faults import Faults
+from extproc.sim.emulator_replies import OutputLength
+from extproc.sim.engine_config import EngineConfig, Policy, StepCost
 
 _COST = StepCost()
 _ENGINE = EngineConfig()
@@ -46,11 +50,14 @@ def emulate(
     decode_seconds: Annotated[float, typer.Option(min=0, help="per sequence")] = _COST.decode,
     output_median: Annotated[
         float, typer.Option(min=1, help="median of the tokens generated")
-    ] = _OPTIONS.output_median,
+    ] = _OPTIONS.output.median,
     output_sigma: Annotated[
         float, typer.Option(min=0, help="spread of that (of its logarithm)")
-    ] = _OPTIONS.output_sigma,
+    ] = _OPTIONS.output.sigma,
     seed: Annotated[int, typer.Option(help="what all that is random starts from")] = _OPTIONS.seed,
+    faults: Annotated[
+        str, typer.Option(help="what goes wrong, as JSON, as POST /_emulator/faults takes it")
+    ] = "{}",
 ) -> None:
     """Emulate a vLLM server: its endpoints, errors and metrics, with filler for text."""
     try:
@@ -64,6 +71,7 @@ def emulate(
             max_num_queued_reqs=max_num_queued_reqs,
             cost=StepCost(step_seconds, prefill_seconds, decode_seconds),
         )
+        wrong = Faults().changed(json.loads(faults))
     except ValueError as error:
         typer.echo(f"tidegate emulate: {error}", err=True)
         raise typer.Exit(BAD_OPTION) from error
@@ -72,9 +80,9 @@ def emulate(
         port=port,
         model=model,
         engine=engine,
-        output_median=output_median,
-        output_sigma=output_sigma,
+        output=OutputLength(output_median, output_sigma),
         seed=seed,
+        faults=wrong,
     )
     try:
         uvloop.run(_until_signal(options))
@@ -85,25 +93,14 @@ def emulate(
 
 async def _until_signal(options: EmulatorOptions) -> None:
     """Serve until SIGINT or SIGTERM."""
-    serving = asyncio.current_task()
-    assert serving is not None
-    stopped = False
-
-    def stop() -> None:
-        nonlocal stopped
-        stopped = True
-        serving.cancel()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
 
     def ready(port: int) -> None:
         shown = f"[{options.host}]" if ":" in options.host else options.host
         typer.echo(f"http://{shown}:{port}")
 
-    try:
-        await serve(options, ready=ready)
-    except asyncio.CancelledError:
-        if not stopped:
-            raise
+    serving = asyncio.create_task(serve(options, ready=ready))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, serving.cancel)
+    with suppress(asyncio.CancelledError):
+        await serving

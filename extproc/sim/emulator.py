@@ -12,54 +12,41 @@ Rules kept here:
 from __future__ import annotations
 
 import asyncio
+import json
 import random
-import socket
-import struct
 import time
-import zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from math import log
 from types import TracebackType
 from typing import Self
 
 from aiohttp import web
 
-from extproc.sim.emulator_bodies import (
-    BODIES,
-    VERSION,
-    Bodies,
-    Head,
-    Output,
-    dump,
-    error_body,
-    filler,
-)
+from extproc.sim.emulator_bodies import VERSION, Head, error_body
 from extproc.sim.emulator_driver import Driver, Generation
 from extproc.sim.emulator_faults import Faults, FaultsError, MetricsFault, ReceivedRequests, Reset
-from extproc.sim.emulator_metrics import CONTENT_TYPE, Page, metrics_page, process_page
-from extproc.sim.emulator_requests import (
-    BYTES_PER_TOKEN,
-    INVALID,
-    Call,
-    Endpoint,
-    RefusedError,
-    read_call,
-    read_json,
-    read_tokenize,
+from extproc.sim.emulator_http import (
+    EVENTS,
+    JSON,
+    MAX_BODY,
+    cut,
+    json_response,
+    plain_body,
+    sign,
 )
-from extproc.sim.engine import Engine, EngineBusyError, EngineConfig, Policy, Request
+from extproc.sim.emulator_metrics import CONTENT_TYPE, Page, metrics_page, process_page
+from extproc.sim.emulator_replies import OutputLength, Reply, sequences
+from extproc.sim.emulator_requests import BYTES_PER_TOKEN, Endpoint, read_call, read_tokenize
+from extproc.sim.emulator_schema import INVALID, RefusedError, read_json
+from extproc.sim.engine import Engine, EngineBusyError
+from extproc.sim.engine_config import EngineConfig, Policy
 
-MAX_BODY = 32 * 1024 * 1024
-"""Bytes of a body at most, before and after decompression."""
 BUSY = (
     "The engine is currently busy and cannot accept new requests. "
     "Please try again later or on a different instance."
 )
-_JSON = "application/json"
-_EVENTS = "text/event-stream; charset=utf-8"
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -72,9 +59,7 @@ class EmulatorOptions:
         port: port to listen on; 0: any free one.
         model: name of the model.
         engine: size, policy and speed of the engine.
-        output_median: median of the tokens generated before an end-of-sequence token; the
-            distribution is lognormal.
-        output_sigma: standard deviation of the logarithm of that.
+        output: how many tokens are generated before the end-of-sequence token.
         seed: what all that is random starts from.
         request_id_headers: answer with ``x-request-id``, as under ``--enable-request-id-headers``.
         faults: what goes wrong from the start.
@@ -85,11 +70,10 @@ class EmulatorOptions:
     port: int = 0
     model: str = "emulated"
     engine: EngineConfig = field(default_factory=lambda: EngineConfig(policy=Policy.PRIORITY))
-    output_median: float = 150.0
-    output_sigma: float = 0.8
+    output: OutputLength = field(default_factory=OutputLength)
     seed: int = 0
     request_id_headers: bool = False
-    faults: Faults = Faults()
+    faults: Faults = field(default_factory=Faults)
     keep_requests: int = 256
 
 
@@ -119,7 +103,7 @@ class Emulator:
         """The port listened on; 0 outside of the ``async with`` block."""
         self._driver = Driver(self.engine)
         self._received = ReceivedRequests(options.keep_requests)
-        self._ids = random.Random(options.seed)
+        self._ids = random.Random(options.seed)  # noqa: S311 - names, not secrets
         self._finished: Counter[str] = Counter()
         self._rejected = 0
         self._started = time.time()
@@ -166,7 +150,7 @@ class Emulator:
 
     def _application(self) -> web.Application:
         app = web.Application(client_max_size=MAX_BODY, middlewares=[self._middleware])
-        app.on_response_prepare.append(_sign)
+        app.on_response_prepare.append(sign)
         for endpoint in Endpoint:
             app.router.add_post(endpoint, self._generate)
         app.router.add_post("/tokenize", self._tokenize)
@@ -194,12 +178,12 @@ class Emulator:
             return web.Response(
                 status=error.status,
                 body=error_body(error, _endpoint(request)),
-                content_type=_JSON,
+                content_type=JSON,
                 headers=self._request_id_header(request),
             )
         except web.HTTPException as error:
             headers = {"allow": error.headers["allow"]} if "allow" in error.headers else None
-            return _json({"detail": error.reason}, status=error.status, headers=headers)
+            return json_response({"detail": error.reason}, status=error.status, headers=headers)
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         endpoint = Endpoint(request.path)
@@ -207,99 +191,77 @@ class Emulator:
         if faults.latency:
             await asyncio.sleep(faults.latency)
         if faults.reset is Reset.BEFORE_FIRST_BYTE:
-            _cut(request)
+            cut(request)
         if faults.status is not None:
             raise RefusedError(faults.status, "InternalServerError", "emulated fault")
         call = read_call(
             endpoint,
-            await _plain_body(request),
+            await plain_body(request),
             model=self.options.model,
             max_model_len=self.options.engine.longest,
         )
         unique = f"{self._ids.getrandbits(64):016x}"
-        head = Head(
-            id=request.headers.get("x-request-id") or unique,
-            created=int(time.time()),
-            model=self.options.model,
-            call=call,
+        reply_id = request.headers.get("x-request-id") or unique
+        head = Head(reply_id, int(time.time()), self.options.model, call)
+        requests = sequences(
+            call, unique, self.options.engine.block_size, self.options.output, self.options.seed
         )
-        bodies = BODIES[endpoint](head)
-        sequences, reasons = self._sequences(call, unique)
         try:
-            with self._driver.generate(sequences) as generation:
-                reply = _Reply(call, bodies, generation, reasons)
-                if call.stream:
-                    response = await self._stream(request, reply)
-                else:
-                    response = await self._whole(request, reply)
+            with self._driver.generate(requests) as generation:
+                reply = Reply(head, requests, generation)
+                send = self._stream if call.stream else self._whole
+                response = await send(request, reply, generation)
         except EngineBusyError as error:
             self._rejected += 1
             raise RefusedError(503, "Service Unavailable", BUSY) from error
-        self._finished.update(reasons)
+        self._finished.update(reply.reasons)
         return response
 
-    def _sequences(self, call: Call, unique: str) -> tuple[list[Request], list[str]]:
-        """Draw the lengths; return the engine's requests and why each will end."""
-        chance = random.Random(f"{self.options.seed}:{call.seed}")
-        block_size = self.options.engine.block_size
-        requests: list[Request] = []
-        reasons: list[str] = []
-        for prompt in call.prompts:
-            names = prompt.block_names(block_size)
-            for _ in range(call.n):
-                length = call.max_tokens
-                if not call.ignore_eos:
-                    mu = log(self.options.output_median)
-                    drawn = round(chance.lognormvariate(mu, self.options.output_sigma))
-                    length = min(length, max(drawn, call.min_tokens, 1))
-                reasons.append("stop" if length < call.max_tokens else "length")
-                sequence_id = f"{unique}-{len(requests)}"
-                requests.append(Request(sequence_id, prompt.tokens, length, call.priority, names))
-        return requests, reasons
-
-    async def _whole(self, request: web.Request, reply: _Reply) -> web.StreamResponse:
-        await reply.generation.end()
-        headers = self._request_id_header(request)
-        if reply.call.endpoint in (Endpoint.CHAT, Endpoint.COMPLETIONS):
-            load = self._load_report(request.headers.get("endpoint-load-metrics-format", ""))
-            if load is not None:
-                headers["endpoint-load-metrics"] = load
-        body = reply.bodies.whole(reply.outputs())
+    async def _whole(
+        self, request: web.Request, reply: Reply, generation: Generation
+    ) -> web.StreamResponse:
+        await generation.end()
+        headers = self._request_id_header(request) | self._load_report(request)
+        body = reply.whole()
         if self.faults.reset is Reset.MID_STREAM:
-            response = web.StreamResponse(headers={**headers, "content-type": _JSON})
+            response = web.StreamResponse(headers={**headers, "content-type": JSON})
             response.content_length = len(body)
             await response.prepare(request)
             await response.write(body[: len(body) // 2])
-            _cut(request)
-        return web.Response(body=body, content_type=_JSON, headers=headers)
+            cut(request)
+        return web.Response(body=body, content_type=JSON, headers=headers)
 
-    async def _stream(self, request: web.Request, reply: _Reply) -> web.StreamResponse:
-        headers = self._request_id_header(request)
-        response = web.StreamResponse(headers={**headers, "content-type": _EVENTS})
+    async def _stream(
+        self, request: web.Request, reply: Reply, generation: Generation
+    ) -> web.StreamResponse:
+        headers = {**self._request_id_header(request), "content-type": EVENTS}
+        response = web.StreamResponse(headers=headers)
         await response.prepare(request)
-        while not reply.generation.finished:
-            await reply.generation.progress()
+        while not generation.finished:
+            await generation.progress()
             await response.write(reply.news())
             if self.faults.reset is Reset.MID_STREAM:
-                _cut(request)
-        await response.write(reply.bodies.closing(reply.outputs()))
+                cut(request)
+        await response.write(reply.closing())
         await response.write_eof()
         return response
 
-    def _load_report(self, form: str) -> str | None:
-        """Return the ORCA report in the form asked for, if it is a known one."""
+    def _load_report(self, request: web.Request) -> dict[str, str]:
+        """Return the ORCA load report as a header, in the form asked for, where vLLM gives one."""
+        if Endpoint(request.path) not in (Endpoint.CHAT, Endpoint.COMPLETIONS):
+            return {}
         values = {
             "num_requests_waiting": float(self.engine.waiting),
             "kv_cache_usage_perc": self._shown_kv_usage(),
         }
-        match form.lower():
+        match request.headers.get("endpoint-load-metrics-format", "").lower():
             case "json":
-                shown = ", ".join(f'"{name}": {value}' for name, value in values.items())
-                return f'JSON {{"named_metrics": {{{shown}}}}}'
+                report = f"JSON {json.dumps({'named_metrics': values})}"
             case "text":
-                return "TEXT " + ", ".join(f"named_metrics.{k}={v}" for k, v in values.items())
+                report = "TEXT " + ", ".join(f"named_metrics.{k}={v}" for k, v in values.items())
             case _:
-                return None
+                return {}
+        return {"endpoint-load-metrics": report}
 
     def _request_id_header(self, request: web.Request) -> dict[str, str]:
         if not self.options.request_id_headers:
@@ -334,9 +296,9 @@ class Emulator:
         return _page(metrics_page(page).encode())
 
     async def _tokenize(self, request: web.Request) -> web.Response:
-        text = read_tokenize(await _plain_body(request)).text
+        text = read_tokenize(await plain_body(request)).text
         pieces = [text[i : i + BYTES_PER_TOKEN] for i in range(0, len(text), BYTES_PER_TOKEN)]
-        return _json(
+        return json_response(
             {
                 "count": len(pieces),
                 "max_model_len": self.options.engine.longest,
@@ -349,7 +311,7 @@ class Emulator:
         return web.Response()
 
     async def _version(self, request: web.Request) -> web.Response:
-        return _json({"version": VERSION})
+        return json_response({"version": VERSION})
 
     async def _models(self, request: web.Request) -> web.Response:
         model = {
@@ -362,24 +324,24 @@ class Emulator:
             "max_model_len": self.options.engine.longest,
             "permission": [],
         }
-        return _json({"object": "list", "data": [model]})
+        return json_response({"object": "list", "data": [model]})
 
     async def _get_faults(self, request: web.Request) -> web.Response:
-        return _json(self.faults.as_json())
+        return json_response(self.faults.as_json())
 
     async def _set_faults(self, request: web.Request) -> web.Response:
         try:
             self.faults = self.faults.changed(read_json(await request.read()))
         except FaultsError as error:
             raise RefusedError(400, INVALID, str(error)) from error
-        return _json(self.faults.as_json())
+        return json_response(self.faults.as_json())
 
     async def _requests(self, request: web.Request) -> web.Response:
-        return _json({"requests": self._received.as_json()})
+        return json_response({"requests": self._received.as_json()})
 
     async def _state(self, request: web.Request) -> web.Response:
         engine = self.engine
-        return _json(
+        return json_response(
             {
                 "running": engine.running,
                 "waiting": engine.waiting,
@@ -394,74 +356,9 @@ class Emulator:
         )
 
 
-class _Reply:
-    """One reply as it grows."""
-
-    def __init__(
-        self, call: Call, bodies: Bodies, generation: Generation, reasons: list[str]
-    ) -> None:
-        self.call = call
-        self.bodies = bodies
-        self.generation = generation
-        self._reasons = reasons
-        self._sent = [0] * len(reasons)
-        self._opened = False
-
-    def news(self) -> bytes:
-        """Return the events for what was generated since the last call."""
-        events: list[bytes] = []
-        if not self._opened:
-            self._opened = True
-            events.append(self.bodies.opening())
-        generation = self.generation
-        for index, tokens in enumerate(generation.tokens):
-            sent = self._sent[index]
-            if tokens > sent:
-                self._sent[index] = tokens
-                text = filler(self.call.seed + index, sent, tokens)
-                ended = generation.ended[index]
-                reason = self._reasons[index] if ended else None
-                events.append(self.bodies.delta(index, text, tokens, reason))
-        return b"".join(events)
-
-    def outputs(self) -> list[Output]:
-        """Return the finished sequences."""
-        return [
-            Output(filler(self.call.seed + index, 0, tokens), tokens, self._reasons[index])
-            for index, tokens in enumerate(self.generation.tokens)
-        ]
-
-
 async def _cancelled(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.wait([task])
-
-
-async def _sign(request: web.Request, response: web.StreamResponse) -> None:
-    response.headers["server"] = "uvicorn"
-    response.headers["vary"] = "Origin"
-
-
-async def _plain_body(request: web.Request) -> bytes:
-    """Return the body, decompressed.
-
-    Raises:
-        RefusedError: it is not what its encoding says, or too long when decompressed.
-    """
-    body = await request.read()
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if encoding in ("", "identity"):
-        return body
-    if encoding not in ("gzip", "deflate"):
-        raise RefusedError(415, INVALID, f"content-encoding {encoding} is not supported")
-    inflater = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
-    try:
-        plain = inflater.decompress(body, MAX_BODY)
-    except zlib.error as error:
-        raise RefusedError(400, INVALID, "There was an error parsing the body") from error
-    if inflater.unconsumed_tail:
-        raise RefusedError(413, INVALID, f"the body has more than {MAX_BODY} bytes decompressed")
-    return plain
 
 
 def _endpoint(request: web.Request) -> Endpoint | None:
@@ -469,25 +366,6 @@ def _endpoint(request: web.Request) -> Endpoint | None:
         return Endpoint(request.path)
     except ValueError:
         return None
-
-
-def _cut(request: web.Request) -> None:
-    """Reset the connection and end the handler."""
-    transport = request.transport
-    if transport is not None:
-        connection: socket.socket | None = transport.get_extra_info("socket")
-        if connection is not None:
-            # Lingering for no time makes the kernel send a reset instead of an orderly end.
-            linger = struct.pack("ii", 1, 0)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-        transport.abort()
-    raise ConnectionResetError("emulated fault")
-
-
-def _json(
-    value: object, *, status: int = 200, headers: dict[str, str] | None = None
-) -> web.Response:
-    return web.Response(status=status, body=dump(value), content_type=_JSON, headers=headers)
 
 
 def _page(body: bytes) -> web.Response:

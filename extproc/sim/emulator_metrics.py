@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from prometheus_client.utils import floatToGoString
-
 from extproc.sim.engine import Engine
 
 CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
@@ -146,7 +144,7 @@ def _family(name: str, kind: str, text: str, samples: Mapping[str, float]) -> st
     lines = [f"# HELP {name} {text}\n", f"# TYPE {name} {kind}\n"]
     for labels, value in samples.items():
         shown = f"{{{labels}}}" if labels else ""
-        lines.append(f"{name}{shown} {floatToGoString(value)}\n")
+        lines.append(f"{name}{shown} {float(value)}\n")
     return "".join(lines)
 
 

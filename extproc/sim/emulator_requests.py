@@ -3,8 +3,8 @@
 Rules kept here:
 
 - Pure: bytes in, a ``Call`` or a ``RefusedError`` out, nothing else.
-- Field errors are worded and ordered as vLLM 0.32 words those of its pydantic models; only the fields
-  that the emulator uses are checked, all others are ignored, as vLLM ignores unknown ones.
+- Only the fields that the emulator uses are checked; all others are ignored, as vLLM ignores
+  unknown ones. Its own fields have no effect on ``/v1/messages``, whose schema is Anthropic's.
 - There is no tokenizer: four bytes of the rendered prompt are one token. Equal leading text gives
   equal leading tokens, so prefixes are shared as they would be.
 """
@@ -16,11 +16,29 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
 from hashlib import blake2b
 from typing import Any
 
+from extproc.sim.emulator_schema import (
+    Field,
+    RefusedError,
+    Schema,
+    anything,
+    array,
+    bad_value,
+    boolean,
+    int64,
+    integer,
+    mapping,
+    missing,
+    read_fields,
+    read_json,
+    string,
+)
+
 BYTES_PER_TOKEN = 4
+COMPLETIONS_MAX_TOKENS = 16
+"""What ``/v1/completions`` generates at most where nothing is said."""
 MAX_N = 128
 """Sequences of one prompt at most."""
 
@@ -32,28 +50,6 @@ class Endpoint(StrEnum):
     COMPLETIONS = "/v1/completions"
     RESPONSES = "/v1/responses"
     MESSAGES = "/v1/messages"
-
-
-class RefusedError(Exception):
-    """The request is answered with an error.
-
-    Attributes:
-        status: HTTP status.
-        kind: vLLM's error type, for example ``BadRequestError``.
-        message: text for the caller.
-        param: the field in question, if there is one.
-    """
-
-    def __init__(self, status: int, kind: str, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.kind = kind
-        self.message = message
-        self.param = param
-
-
-INVALID = "Bad Request"
-"""Error type of a body that is not what the endpoint's schema says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,137 +116,47 @@ class Call:
         return sum(prompt.tokens for prompt in self.prompts)
 
 
-@dataclass(frozen=True, slots=True)
-class _Problem:
-    kind: str
-    message: str
-    context: Mapping[str, object] | None = None
-
-
-_Check = Callable[[Any], tuple[Any, _Problem | None]]
-
-
-def _integer(value: Any) -> tuple[Any, _Problem | None]:
-    if isinstance(value, int):
-        return int(value), None
-    if isinstance(value, float):
-        if value.is_integer():
-            return int(value), None
-        text = "Input should be a valid integer, got a number with a fractional part"
-        return None, _Problem("int_from_float", text)
-    if isinstance(value, str):
-        try:
-            return int(value), None
-        except ValueError:
-            text = "Input should be a valid integer, unable to parse string as an integer"
-            return None, _Problem("int_parsing", text)
-    return None, _Problem("int_type", "Input should be a valid integer")
-
-
-INT64_MAX = 2**63 - 1
-
-
-def _int64(value: Any) -> tuple[Any, _Problem | None]:
-    number, problem = _integer(value)
-    if problem is not None:
-        return None, problem
-    if number > INT64_MAX:
-        text = f"Input should be less than or equal to {INT64_MAX}"
-        return None, _Problem("less_than_equal", text, {"le": INT64_MAX})
-    if number < -INT64_MAX - 1:
-        text = f"Input should be greater than or equal to {-INT64_MAX - 1}"
-        return None, _Problem("greater_than_equal", text, {"ge": -INT64_MAX - 1})
-    return number, None
-
-
-_BOOLEANS = {"true": True, "1": True, "yes": True, "on": True, "t": True, "y": True} | {
-    "false": False, "0": False, "no": False, "off": False, "f": False, "n": False,
-}  # fmt: skip
-
-
-def _boolean(value: Any) -> tuple[Any, _Problem | None]:
-    if isinstance(value, bool):
-        return value, None
-    if isinstance(value, str | int | float):
-        known = _BOOLEANS.get(str(value).lower())
-        if known is not None:
-            return known, None
-        text = "Input should be a valid boolean, unable to interpret input"
-        return None, _Problem("bool_parsing", text)
-    return None, _Problem("bool_type", "Input should be a valid boolean")
-
-
-def _instance(wanted: type, kind: str, text: str, value: Any) -> tuple[Any, _Problem | None]:
-    return (value, None) if isinstance(value, wanted) else (None, _Problem(kind, text))
-
-
-_string = partial(_instance, str, "string_type", "Input should be a valid string")
-_list = partial(_instance, list, "list_type", "Input should be a valid list")
-_object = partial(_instance, dict, "dict_type", "Input should be a valid dictionary")
-
-
-def _anything(value: Any) -> tuple[Any, _Problem | None]:
-    return value, None
-
-
-@dataclass(frozen=True, slots=True)
-class _Field:
-    check: _Check
-    required: bool = False
-    nullable: bool = True
-
-
-_COMMON = {
-    "model": _Field(_string),
-    "stream": _Field(_boolean),
-    "ignore_eos": _Field(_boolean, nullable=False),
-    "min_tokens": _Field(_integer, nullable=False),
-    "priority": _Field(_int64, nullable=False),
-    "n": _Field(_integer),
+_STREAM: Schema = {"model": Field(string), "stream": Field(boolean)}
+_SAMPLING: Schema = {
+    "n": Field(integer),
+    "min_tokens": Field(integer, nullable=False),
+    "ignore_eos": Field(boolean, nullable=False),
+    "priority": Field(int64, nullable=False),
+    "stream_options": Field(mapping),
 }
-_SCHEMAS: dict[Endpoint, dict[str, _Field]] = {
+_SCHEMAS: Mapping[Endpoint, Schema] = {
     Endpoint.CHAT: {
-        "messages": _Field(_list, required=True, nullable=False),
-        "max_tokens": _Field(_integer),
-        "max_completion_tokens": _Field(_integer),
-        "stream_options": _Field(_object),
-        **_COMMON,
+        "messages": Field(array, required=True, nullable=False),
+        "tools": Field(anything),
+        "max_tokens": Field(integer),
+        "max_completion_tokens": Field(integer),
+        **_STREAM,
+        **_SAMPLING,
     },
     Endpoint.COMPLETIONS: {
-        "prompt": _Field(_anything),
-        "max_tokens": _Field(_integer),
-        "stream_options": _Field(_object),
-        **_COMMON,
+        "prompt": Field(anything),
+        "max_tokens": Field(integer),
+        **_STREAM,
+        **_SAMPLING,
     },
     Endpoint.RESPONSES: {
-        "input": _Field(_anything, required=True, nullable=False),
-        "max_output_tokens": _Field(_integer),
-        **{name: _COMMON[name] for name in ("model", "stream", "ignore_eos", "priority")},
+        "input": Field(anything, required=True, nullable=False),
+        "instructions": Field(anything),
+        "tools": Field(anything),
+        "max_output_tokens": Field(integer),
+        "ignore_eos": Field(boolean, nullable=False),
+        "priority": Field(int64, nullable=False),
+        **_STREAM,
     },
     Endpoint.MESSAGES: {
-        "model": _Field(_string, required=True, nullable=False),
-        "messages": _Field(_list, required=True, nullable=False),
-        "max_tokens": _Field(_integer, required=True, nullable=False),
-        "stream": _Field(_boolean),
+        **_STREAM,
+        "model": Field(string, required=True, nullable=False),
+        "messages": Field(array, required=True, nullable=False),
+        "system": Field(anything),
+        "tools": Field(anything),
+        "max_tokens": Field(integer, required=True, nullable=False),
     },
 }
-
-
-def read_json(body: bytes) -> Any:
-    """Parse a body.
-
-    Raises:
-        RefusedError: it is empty or not JSON.
-    """
-    if not body:
-        raise _invalid([("body", _Problem("missing", "Field required"), None)])
-    try:
-        return json.loads(body)
-    except json.JSONDecodeError as error:
-        problem = _Problem("json_invalid", "JSON decode error", {"error": error.msg})
-        raise _invalid([(f"body.{error.pos}", problem, {})]) from error
-    except (ValueError, RecursionError) as error:  # not UTF-8, an endless number, or too deep
-        raise RefusedError(400, INVALID, "There was an error parsing the body") from error
 
 
 def read_call(endpoint: Endpoint, body: bytes, *, model: str, max_model_len: int) -> Call:
@@ -265,7 +171,7 @@ def read_call(endpoint: Endpoint, body: bytes, *, model: str, max_model_len: int
     Raises:
         RefusedError: vLLM would answer with this error.
     """
-    fields = _checked(endpoint, read_json(body))
+    fields = read_fields(_SCHEMAS[endpoint], body)
     asked_model = fields.get("model")
     if asked_model not in (None, "", model):
         message = f"The model `{asked_model}` does not exist. Valid aliases: {model}."
@@ -274,12 +180,12 @@ def read_call(endpoint: Endpoint, body: bytes, *, model: str, max_model_len: int
     options: Mapping[str, Any] = fields.get("stream_options") or {}
     if options and not stream:
         message = "Stream options can only be defined when `stream=True`."
-        raise _bad_value("stream_options", None, message)
-    n = 1 if fields.get("n") is None else fields["n"]
+        raise bad_value("stream_options", None, message)
+    n: int = fields.get("n", 1)
     if n < 1:
-        raise _bad_value("n", n, f"n must be at least 1, got {n}.")
+        raise bad_value("n", n, f"n must be at least 1, got {n}.")
     if n > MAX_N:
-        raise _bad_value("n", n, f"n must be at most {MAX_N}, got {n}.")
+        raise bad_value("n", n, f"n must be at most {MAX_N}, got {n}.")
     prompts = _PROMPTS[endpoint](fields)
     requested = _requested_max_tokens(endpoint, fields)
     longest = max(prompt.tokens for prompt in prompts)
@@ -313,76 +219,16 @@ def read_tokenize(body: bytes) -> Prompt:
             return Prompt(fields["prompt"].encode(errors="replace"))
         if isinstance(fields.get("messages"), list):
             return _chat_prompts(fields)[0]
-    raise _invalid([("body.prompt", _Problem("missing", "Field required"), fields)])
-
-
-def _checked(endpoint: Endpoint, body: Any) -> dict[str, Any]:
-    """Return the fields that are known here, converted, or raise for all that are wrong."""
-    if not isinstance(body, dict):
-        text = "Input should be a valid dictionary or object to extract fields from"
-        raise _invalid([("body", _Problem("model_attributes_type", text), body)])
-    fields: dict[str, Any] = dict(body)
-    problems: list[tuple[str, _Problem, Any]] = []
-    for name, field in _SCHEMAS[endpoint].items():
-        if name not in body:
-            if field.required:
-                problems.append((f"body.{name}", _Problem("missing", "Field required"), body))
-            continue
-        if body[name] is None and field.nullable:
-            continue
-        fields[name], problem = field.check(body[name])
-        if problem is not None:
-            problems.append((f"body.{name}", problem, body[name]))
-    if problems:
-        raise _invalid(problems)
-    if endpoint is Endpoint.MESSAGES:  # Anthropic's schema has none of vLLM's own fields
-        for name in ("priority", "ignore_eos", "min_tokens", "n", "stream_options"):
-            fields.pop(name, None)
-    if endpoint is Endpoint.RESPONSES:
-        for name in ("min_tokens", "n", "stream_options"):
-            fields.pop(name, None)
-    return fields
-
-
-def _invalid(problems: Sequence[tuple[str, _Problem, Any]]) -> RefusedError:
-    lines: list[str] = []
-    for place, problem, value in problems:
-        shown: dict[str, object] = {
-            "type": problem.kind,
-            "loc": place,
-            "msg": problem.message,
-            "input": _summary(value),
-        }
-        if problem.context is not None:
-            shown["ctx"] = problem.context
-        lines.append(f"  {shown}")
-    count = len(problems)
-    head = f"{count} validation error{'s' if count > 1 else ''}:"
-    return RefusedError(400, INVALID, "\n".join((head, *lines)), problems[0][0])
-
-
-def _summary(value: Any) -> str:
-    """Show a value as vLLM does: containers by their size."""
-    if isinstance(value, dict):
-        return f"<dict of {len(value)} items>"
-    if isinstance(value, list):
-        return f"<list of {len(value)} items>"
-    return str(value)
-
-
-def _bad_value(param: str, value: object, message: str) -> RefusedError:
-    shown = f"(parameter={param}, value={value})" if value is not None else f"(parameter={param})"
-    return RefusedError(400, "BadRequestError", f"{message} {shown}", param)
+    raise missing("body.prompt", fields)
 
 
 def _requested_max_tokens(endpoint: Endpoint, fields: Mapping[str, Any]) -> int | None:
-    if endpoint is Endpoint.CHAT and fields.get("max_completion_tokens") is not None:
-        return int(fields["max_completion_tokens"])
-    if endpoint is Endpoint.COMPLETIONS and "max_tokens" not in fields:
-        return 16
+    if endpoint is Endpoint.CHAT and "max_completion_tokens" in fields:
+        fields = {"max_tokens": fields["max_completion_tokens"]}
     name = "max_output_tokens" if endpoint is Endpoint.RESPONSES else "max_tokens"
-    value = fields.get(name)
-    return None if value is None else int(value)
+    default = COMPLETIONS_MAX_TOKENS if endpoint is Endpoint.COMPLETIONS else None
+    value: int | None = fields.get(name, default)
+    return value
 
 
 def _max_tokens(requested: int | None, prompt: int, longest: int) -> int:
@@ -393,18 +239,18 @@ def _max_tokens(requested: int | None, prompt: int, longest: int) -> int:
             f"{context} However, your prompt contains {prompt} input tokens, which exceeds this "
             "limit even without any output tokens. Please reduce the length of the input prompt."
         )
-        raise _bad_value("input_tokens", prompt, message)
+        raise bad_value("input_tokens", prompt, message)
     if requested is None:
         return longest - prompt
     if requested < 1:
         message = f"max_tokens must be at least 1, got {requested}."
-        raise _bad_value("max_tokens", requested, message)
+        raise bad_value("max_tokens", requested, message)
     if requested > longest:
         message = (
             f"max_tokens={requested} cannot be greater than max_model_len={longest}. "
             "Please request fewer output tokens."
         )
-        raise _bad_value("max_tokens", requested, message)
+        raise bad_value("max_tokens", requested, message)
     if prompt + requested > longest:
         least = longest - requested + 1
         message = (
@@ -412,7 +258,7 @@ def _max_tokens(requested: int | None, prompt: int, longest: int) -> int:
             f"at least {least} input tokens, for a total of at least {longest + 1} tokens. Please "
             "reduce the length of the input prompt or the number of requested output tokens."
         )
-        raise _bad_value("input_tokens", least, message)
+        raise bad_value("input_tokens", least, message)
     return requested
 
 
@@ -466,7 +312,7 @@ def _completions_prompts(fields: Mapping[str, Any]) -> tuple[Prompt, ...]:
         ):
             return tuple(_token_prompt(item) for item in given)
     message = "Either prompt or prompt_embeds must be provided and non-empty."
-    raise _bad_value("prompt", None, message)
+    raise bad_value("prompt", None, message)
 
 
 def _token_prompt(tokens: Sequence[int]) -> Prompt:

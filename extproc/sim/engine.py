@@ -21,87 +21,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from extproc.sim.blocks import BlockPool
-
-
-class Policy(StrEnum):
-    """In which order waiting requests are admitted."""
-
-    FCFS = "fcfs"
-    PRIORITY = "priority"
-
-
-@dataclass(frozen=True, slots=True)
-class StepCost:
-    """How long one engine step takes: ``base + prefill · tokens + decode · sequences``, in seconds.
-
-    The defaults are a roofline estimate of a 72B dense model in bfloat16 (80 layers, 8 KV heads of
-    128) on four H100 (3.35 TB/s and 989 TFLOP/s each): reading 144 GB of weights at two thirds of
-    the bandwidth is 16 ms; 144 GFLOP per prompt token at half of the peak is 73 µs; 1,500 tokens of
-    context at 328 KB each are 52 µs of reading for each decoding sequence.
-
-    Attributes:
-        base: seconds of every step, for the weights and the launch.
-        prefill: seconds per prompt token (also of recomputed ones).
-        decode: seconds per decoding sequence.
-    """
-
-    base: float = 0.016
-    prefill: float = 73e-6
-    decode: float = 52e-6
-
-
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """The size and the policy of an engine; names are vLLM's flags.
-
-    Attributes:
-        num_gpu_blocks: KV blocks in all, at least 2. vLLM keeps one of them as its null block, so
-            that usage is counted over one block less.
-        block_size: tokens per block.
-        max_num_seqs: sequences that run at a time.
-        max_num_batched_tokens: tokens that one step computes at most.
-        max_model_len: tokens of one sequence at most; None: as many as the blocks hold.
-        policy: order of the waiting queue, and choice of the preemption's victim.
-        max_num_queued_reqs: unfinished sequences, waiting *and* running, beyond which a new one is
-            refused; None: no bound.
-        cost: duration of a step.
-
-    Raises:
-        ValueError: a size is out of its range, or a longest sequence would not fit.
-    """
-
-    num_gpu_blocks: int = 2048
-    block_size: int = 16
-    max_num_seqs: int = 128
-    max_num_batched_tokens: int = 2048
-    max_model_len: int | None = None
-    policy: Policy = Policy.FCFS
-    max_num_queued_reqs: int | None = None
-    cost: StepCost = StepCost()
-
-    def __post_init__(self) -> None:
-        if self.num_gpu_blocks < 2:
-            raise ValueError("num_gpu_blocks must be at least 2: one is vLLM's null block")
-        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1")
-        if self.max_model_len is not None and not 2 <= self.max_model_len <= self.capacity:
-            raise ValueError(f"max_model_len must be 2..{self.capacity}, what the blocks hold")
-
-    @property
-    def capacity(self) -> int:
-        """Tokens that the usable blocks hold."""
-        return (self.num_gpu_blocks - 1) * self.block_size
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest sequence, prompt and output."""
-        return self.capacity if self.max_model_len is None else self.max_model_len
+from extproc.sim.engine_config import EngineConfig, Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +56,7 @@ class StepResult(NamedTuple):
     """What one step did.
 
     Attributes:
-        duration: seconds that the step takes; 0.0 where nothing was computed.
+        duration: seconds that it takes; 0.0 where nothing was computed.
         emitted: ids of the requests that got one more token.
         finished: those of them that got their last.
         preempted: ids of the requests that lost their blocks and wait again.
@@ -144,38 +68,34 @@ class StepResult(NamedTuple):
     preempted: list[str]
 
 
+@dataclass(eq=False, slots=True)
 class _Sequence:
-    __slots__ = (
-        "computed",
-        "first_token_due",
-        "id",
-        "named",
-        "prefix",
-        "private",
-        "prompt_tokens",
-        "rank",
-        "room",
-        "scheduled",
-        "shared",
-        "target",
-        "tokens",
-    )
+    """One request in the engine.
 
-    def __init__(self, request: Request, rank: tuple[int, float, int]) -> None:
-        self.id = request.id
-        self.rank = rank
-        self.prefix = request.prefix
-        self.prompt_tokens = request.prompt_tokens
-        self.tokens = request.prompt_tokens
-        self.target = request.prompt_tokens + request.output_tokens
-        self.first_token_due = True
-        self.computed = 0
-        self.scheduled = 0
-        self.private = 0
-        self.shared: list[Hashable] = []
-        self.named = 0
-        self.room = 0
-        """Tokens that the blocks held can take."""
+    Attributes:
+        rank: order in the waiting queue, highest first; unique.
+        tokens: prompt and generated tokens.
+        target: tokens at which it ends.
+        computed: tokens in the cache.
+        scheduled: tokens of the latest step; -1 after a preemption.
+        room: tokens that the blocks held can take.
+        private: blocks held alone.
+        shared: names of the blocks held that others may hold too.
+        named: blocks of the prefix that were offered for sharing.
+    """
+
+    request: Request
+    rank: tuple[int, float, int]
+    id: str
+    tokens: int
+    target: int
+    first_token_due: bool = True
+    computed: int = 0
+    scheduled: int = 0
+    room: int = 0
+    private: int = 0
+    shared: list[Hashable] = field(default_factory=list)
+    named: int = 0
 
 
 class Engine:
@@ -186,10 +106,8 @@ class Engine:
         self.preemptions_total = 0
         self.prompt_tokens_total = 0
         self.generation_tokens_total = 0
-        self.prefix_queries_total = 0
-        """Prompt tokens looked up in the prefix cache."""
-        self.prefix_hits_total = 0
-        """Prompt tokens found in the prefix cache."""
+        self.prefix_queries_total = 0  # tokens looked up in the prefix cache
+        self.prefix_hits_total = 0  # tokens found there
         self._pool = BlockPool(config.num_gpu_blocks - 1)
         self._sequences: dict[str, _Sequence] = {}
         self._running: list[_Sequence] = []
@@ -257,7 +175,8 @@ class Engine:
             rank = (-request.priority, -now, -self._submitted)
         else:
             rank = (0, 0.0, -self._submitted)
-        sequence = _Sequence(request, rank)
+        tokens = request.prompt_tokens
+        sequence = _Sequence(request, rank, request.id, tokens, tokens + request.output_tokens)
         self._sequences[request.id] = sequence
         insort(self._waiting, (rank, sequence))
 
@@ -286,6 +205,10 @@ class Engine:
             self._admit(batch, budget)
         if not batch:
             return StepResult(0.0, [], [], preempted)
+        return self._compute(batch, preempted)
+
+    def _compute(self, batch: list[_Sequence], preempted: list[str]) -> StepResult:
+        """Compute what is scheduled: tokens, ends, and how long it takes."""
         prefill_tokens = decoding = 0
         emitted: list[str] = []
         finished: list[str] = []
@@ -296,14 +219,14 @@ class Engine:
             else:
                 prefill_tokens += scheduled
             sequence.computed += scheduled
-            if sequence.named < len(sequence.prefix):
+            if sequence.named < len(sequence.request.prefix):
                 self._name_blocks(sequence)
             if sequence.computed == sequence.tokens:
                 sequence.tokens += 1
                 emitted.append(sequence.id)
                 if sequence.first_token_due:
                     sequence.first_token_due = False
-                    self.prompt_tokens_total += sequence.prompt_tokens
+                    self.prompt_tokens_total += sequence.request.prompt_tokens
                 if sequence.tokens == sequence.target:
                     finished.append(sequence.id)
         self.generation_tokens_total += len(emitted)
@@ -356,16 +279,16 @@ class Engine:
             sequence = self._waiting[-1][1]
             # The last token is always computed, for its logits.
             limit = (sequence.tokens - 1) // block_size
-            hits, idle_hits = self._pool.cached(sequence.prefix, limit)
+            hits, idle_hits = self._pool.cached(sequence.request.prefix, limit)
             if -(-sequence.tokens // block_size) - hits > self._pool.free - idle_hits:
                 return
             self._waiting.pop()
             self._running.append(sequence)
-            sequence.shared = list(sequence.prefix[:hits])
+            sequence.shared = list(sequence.request.prefix[:hits])
             self._pool.share(sequence.shared)
             sequence.named = hits
             sequence.computed = sequence.room = hits * block_size
-            if sequence.prefix:
+            if sequence.request.prefix:
                 self.prefix_queries_total += sequence.tokens
                 self.prefix_hits_total += sequence.computed
             sequence.scheduled = min(sequence.tokens - sequence.computed, budget)
@@ -386,8 +309,8 @@ class Engine:
 
     def _name_blocks(self, sequence: _Sequence) -> None:
         """Let others share the blocks of the prefix that are full now."""
-        full = min(sequence.computed // self.config.block_size, len(sequence.prefix))
-        for name in sequence.prefix[sequence.named : full]:
+        full = min(sequence.computed // self.config.block_size, len(sequence.request.prefix))
+        for name in sequence.request.prefix[sequence.named : full]:
             if self._pool.name(name):
                 sequence.private -= 1
                 sequence.shared.append(name)
