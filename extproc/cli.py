@@ -20,6 +20,7 @@ from rich.console import Console
 
 from extproc.config import Config, ConfigError, load
 from extproc.envoyconf.binary import EnvoyNotFoundError
+from extproc.sim.cli import emulate
 from extproc.stand.children import ChildEndedError
 from extproc.stand.plan import make_plan
 from extproc.stand.up import NotReadyError, up
@@ -31,6 +32,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+app.command()(emulate)
 
 CANNOT_RUN = 1
 BAD_CONFIGURATION = 2
