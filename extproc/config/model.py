@@ -246,6 +246,24 @@ class Requests(_Model):
     unreadable: Literal["reject", "pass"] = "reject"
 
 
+class Kubernetes(_Model):
+    """Names in the cluster, for the Istio and the Envoy Gateway form of `tidegate envoy`.
+
+    ``service``, ``namespace`` and ``port`` are those of Tidegate's own Service; it must offer gRPC
+    over TCP. Istio: the gateway pods have the labels ``istio_selector``. Envoy Gateway: the Gateway
+    and its listener.
+    """
+
+    service: str = Field(default="tidegate", min_length=1)
+    namespace: str = Field(default="tidegate", min_length=1)
+    port: int = Field(default=9002, ge=1, le=65535)
+    istio_namespace: str = Field(default="istio-system", min_length=1)
+    istio_selector: dict[str, str] = Field(default={"istio": "ingressgateway"}, min_length=1)
+    gateway: str = Field(default="eg", min_length=1)
+    gateway_namespace: str = Field(default="default", min_length=1)
+    gateway_listener: str = Field(default="http", min_length=1)
+
+
 class EnvoyConfig(_Model):
     """What `tidegate envoy` writes.
 
@@ -261,6 +279,7 @@ class EnvoyConfig(_Model):
     status_on_error: Literal[500, 501, 502, 503, 504, 505, 507, 508, 510, 511] = 503
     message_timeout: Seconds = Field(default=15.0, gt=0)
     stream_idle_timeout: Seconds = 300.0
+    kubernetes: Kubernetes = Kubernetes()
 
 
 class Quota(_Model):

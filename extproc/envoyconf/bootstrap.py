@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from envoy_data_plane.envoy.config.bootstrap.v3 import Admin, Bootstrap, BootstrapStaticResources
+from envoy_data_plane.envoy.config.cluster.v3 import Cluster
 from envoy_data_plane.envoy.config.core.v3 import Node
+from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import HttpFilter
 
 from extproc import contract
 from extproc.config import Config
@@ -11,7 +13,9 @@ from extproc.envoyconf import addresses
 from extproc.envoyconf.clusters import clusters
 from extproc.envoyconf.filters import http_filters
 from extproc.envoyconf.listener import listener
-from extproc.envoyconf.render import render
+from extproc.envoyconf.render import fields, render
+
+_NOTES = "A complete Envoy: `envoy -c bootstrap.yaml`."
 
 
 class NoPoolError(ValueError):
@@ -36,8 +40,6 @@ def bootstrap(
     Raises:
         NoPoolError: the configuration has no pool.
     """
-    if not config.pools:
-        raise NoPoolError
     overrides = {
         "listener": listener_address,
         "admin": admin_address,
@@ -45,24 +47,26 @@ def bootstrap(
     }
     given = {key: value for key, value in overrides.items() if value is not None}
     config = config.model_copy(update={"envoy": config.envoy.model_copy(update=given)})
-    return render(
-        Bootstrap(
-            node=node(),
-            admin=admin(config),
-            static_resources=BootstrapStaticResources(
-                listeners=[listener(config, http_filters(config))], clusters=clusters(config)
-            ),
+    message = skeleton(config, http_filters(config), clusters(config))
+    return render("bootstrap", _NOTES, fields(message))
+
+
+def skeleton(
+    config: Config, filters: list[HttpFilter], static_clusters: list[Cluster]
+) -> Bootstrap:
+    """Return a bootstrap with these HTTP filters and clusters.
+
+    Raises:
+        NoPoolError: the configuration has no pool.
+    """
+    if not config.pools:
+        raise NoPoolError
+    admin = config.envoy.admin
+    return Bootstrap(
+        # The access log service and xDS ask who this is.
+        node=Node(id=contract.FILTER_NAME, cluster=contract.FILTER_NAME),
+        admin=None if admin is None else Admin(address=addresses.listening(admin)),
+        static_resources=BootstrapStaticResources(
+            listeners=[listener(config, filters)], clusters=static_clusters
         ),
-        "bootstrap",
     )
-
-
-def node() -> Node:
-    """Return who this Envoy is; the access log service and xDS ask for it."""
-    return Node(id=contract.FILTER_NAME, cluster=contract.FILTER_NAME)
-
-
-def admin(config: Config) -> Admin | None:
-    """Return the admin endpoint, or None where the configuration wants none."""
-    address = config.envoy.admin
-    return None if address is None else Admin(address=addresses.listening(address))

@@ -13,11 +13,17 @@ from __future__ import annotations
 from datetime import timedelta
 
 import betterproto2
+from envoy_data_plane.envoy.config.common.mutation_rules.v3 import (
+    HeaderMutation as HeaderMutationRule,
+)
 from envoy_data_plane.envoy.config.core.v3 import (
     BackoffStrategy,
     DataSource,
     GrpcService,
     GrpcServiceEnvoyGrpc,
+    HeaderValue,
+    HeaderValueOption,
+    HeaderValueOptionHeaderAppendAction,
     RetryPolicy,
     SubstitutionFormatString,
     TypedExtensionConfig,
@@ -36,6 +42,12 @@ from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import (
     ProcessingModeBodySendMode,
     ProcessingModeHeaderSendMode,
 )
+from envoy_data_plane.envoy.extensions.filters.http.header_mutation.v3 import (
+    HeaderMutation,
+)
+from envoy_data_plane.envoy.extensions.filters.http.header_mutation.v3 import (
+    Mutations as HeaderMutationMutations,
+)
 from envoy_data_plane.envoy.extensions.filters.http.json_to_metadata.v3 import (
     JsonToMetadata,
     JsonToMetadataKeyValuePair,
@@ -53,6 +65,7 @@ from envoy_data_plane.envoy.extensions.filters.http.sse_to_metadata.v3 import (
     SseToMetadataProcessingRules,
 )
 from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import HttpFilter
+from envoy_data_plane.envoy.type.matcher.v3 import RegexMatcher
 from envoy_data_plane.envoy.type.v3 import HttpStatus, StatusCode
 from envoy_data_plane.google.protobuf import Any
 
@@ -75,6 +88,7 @@ _USAGE = {
 }
 """Where each endpoint's body, or one of its events, tells the tokens: chat and completions; messages
 and responses; the last event of a responses stream; the first event of a messages stream."""
+_POOL = f"%DYNAMIC_METADATA({contract.NAMESPACE}:pool)%"
 _LARGEST_EVENT = 10 << 20
 """Envoy's maximum. The last event of a responses stream repeats the whole answer."""
 
@@ -127,42 +141,36 @@ def processor_service() -> GrpcService:
 def http_filters(config: Config) -> list[HttpFilter]:
     """Return the filters of the standalone listener in their order."""
     return [
-        _filter(contract.FILTER_NAME, ext_proc(config)),
-        *after_verdict(config),
-        *usage_filters(),
-        _filter("envoy.filters.http.router", Router(suppress_envoy_headers=True)),
+        named(contract.FILTER_NAME, ext_proc(config)),
+        *following_filters(config),
+        named("envoy.filters.http.router", Router(suppress_envoy_headers=True)),
     ]
 
 
-def after_verdict(config: Config) -> list[HttpFilter]:
-    """Return the filters that must follow the external processor.
+def following_filters(config: Config, *, pool_header: bool = False) -> list[HttpFilter]:
+    """Return the filters that must stand right after the external processor.
 
     The processor does not see the request's headers, so they would reach the engine, and open a
     request there, before its verdict on the body. `buffer` holds them until the body comes through,
     and gives a rewritten body its exact ``content-length``. With several pools the route is then
-    chosen anew, by the pool that the verdict names.
+    chosen anew, by the pool that the verdict names: in metadata, and with ``pool_header`` also in
+    a header, for control planes whose routes cannot match metadata.
     """
-    filters = [
-        _filter("envoy.filters.http.buffer", Buffer(max_request_bytes=config.requests.max_body))
-    ]
-    if len(config.pools) > 1:
-        pool = FilterStateValue(
-            object_key="tidegate.pool",
-            factory_key="envoy.string",
-            format_string=SubstitutionFormatString(
-                text_format_source=DataSource(
-                    inline_string=f"%DYNAMIC_METADATA({contract.NAMESPACE}:pool)%"
-                )
-            ),
-        )
-        reroute = SetFilterState(on_request_headers=[pool], clear_route_cache=True)
-        filters.append(_filter("envoy.filters.http.set_filter_state", reroute))
-    return filters
+    hold = named("envoy.filters.http.buffer", Buffer(max_request_bytes=config.requests.max_body))
+    if len(config.pools) < 2:
+        return [hold, *usage_filters()]
+    copy = [_pool_header()] if pool_header else []
+    return [hold, *copy, _choose_route_anew(), *usage_filters()]
 
 
 def usage_filters() -> list[HttpFilter]:
     """Return the filters that read token usage out of JSON and SSE responses into metadata."""
-    json = JsonToMetadata(response_rules=JsonToMetadataMatchRules(rules=_usage_rules()))
+    json = JsonToMetadata(
+        response_rules=JsonToMetadataMatchRules(
+            allow_content_types_regex=RegexMatcher(regex="application/json(;.*)?"),
+            rules=_usage_rules(),
+        )
+    )
     sse = SseToMetadata(
         response_rules=SseToMetadataProcessingRules(
             content_parser=TypedExtensionConfig(
@@ -180,9 +188,28 @@ def usage_filters() -> list[HttpFilter]:
         )
     )
     return [
-        _filter("envoy.filters.http.json_to_metadata", json),
-        _filter("envoy.filters.http.sse_to_metadata", sse),
+        named("envoy.filters.http.json_to_metadata", json),
+        named("envoy.filters.http.sse_to_metadata", sse),
     ]
+
+
+def _pool_header() -> HttpFilter:
+    option = HeaderValueOption(
+        header=HeaderValue(key=contract.POOL_HEADER, value=_POOL),
+        append_action=HeaderValueOptionHeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD,
+    )
+    mutations = HeaderMutationMutations(request_mutations=[HeaderMutationRule(append=option)])
+    return named("envoy.filters.http.header_mutation", HeaderMutation(mutations=mutations))
+
+
+def _choose_route_anew() -> HttpFilter:
+    pool = FilterStateValue(
+        object_key="tidegate.pool",
+        factory_key="envoy.string",
+        format_string=SubstitutionFormatString(text_format_source=DataSource(inline_string=_POOL)),
+    )
+    message = SetFilterState(on_request_headers=[pool], clear_route_cache=True)
+    return named("envoy.filters.http.set_filter_state", message)
 
 
 def _usage_rules() -> list[JsonToMetadataRule]:
@@ -200,5 +227,6 @@ def _usage_rules() -> list[JsonToMetadataRule]:
     ]
 
 
-def _filter(name: str, message: betterproto2.Message) -> HttpFilter:
+def named(name: str, message: betterproto2.Message) -> HttpFilter:
+    """Return an HTTP filter with its configuration."""
     return HttpFilter(name=name, typed_config=Any.pack(message))

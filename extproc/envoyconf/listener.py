@@ -74,21 +74,26 @@ def listener(config: Config, http_filters: list[HttpFilter]) -> Listener:
 
 def connection_manager(config: Config, http_filters: list[HttpFilter]) -> HttpConnectionManager:
     """Return the HTTP connection manager with these filters."""
-    idle = timedelta(seconds=config.envoy.stream_idle_timeout)
+    manager = guarded_manager(config)
+    manager.stat_prefix = contract.FILTER_NAME
+    manager.use_remote_address = True
+    manager.common_http_protocol_options = HttpProtocolOptions(idle_timeout=timedelta(hours=1))
+    manager.route_config = routes(config)
+    manager.http_filters = http_filters
+    manager.access_log = [access_log()]
+    return manager
+
+
+def guarded_manager(config: Config) -> HttpConnectionManager:
+    """Return what any connection manager in front of Tidegate should be set to."""
     return HttpConnectionManager(
-        stat_prefix=contract.FILTER_NAME,
-        use_remote_address=True,
         normalize_path=True,
         merge_slashes=True,
         path_with_escaped_slashes_action=HttpConnectionManagerPathWithEscapedSlashesAction.REJECT_REQUEST,
-        common_http_protocol_options=HttpProtocolOptions(idle_timeout=timedelta(hours=1)),
         request_headers_timeout=timedelta(seconds=10),
         request_timeout=timedelta(0),
-        stream_idle_timeout=idle,
-        early_header_mutation_extensions=[_strip_steering_headers()],
-        route_config=routes(config),
-        http_filters=http_filters,
-        access_log=[access_log()],
+        stream_idle_timeout=timedelta(seconds=config.envoy.stream_idle_timeout),
+        early_header_mutation_extensions=[steering_headers()],
     )
 
 
@@ -173,7 +178,8 @@ def _route(config: Config, pool: str, match: RouteMatch) -> Route:
     )
 
 
-def _strip_steering_headers() -> TypedExtensionConfig:
+def steering_headers() -> TypedExtensionConfig:
+    """Return the extension that takes away headers by which a client could steer."""
     return TypedExtensionConfig(
         name="envoy.http.early_header_mutation.header_mutation",
         typed_config=Any.pack(

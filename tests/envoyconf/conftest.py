@@ -33,6 +33,7 @@ class Processor:
         self.requests: list[Any] = []
         self.logged: asyncio.Queue[Any] = asyncio.Queue()
         self.reply: Callable[[Any], Any] = self.unchanged
+        self.refusals = 0
 
     @staticmethod
     def unchanged(request: Any) -> Any:
@@ -41,10 +42,27 @@ class Processor:
         getattr(response, kind).SetInParent()
         return response
 
-    def of(self, kind: str) -> list[Any]:
-        return [getattr(r, kind) for r in self.requests if r.WhichOneof("request") == kind]
+    @property
+    def kinds(self) -> list[str]:
+        return [request.WhichOneof("request") for request in self.requests]
 
-    async def process(self, messages: AsyncIterator[Any], _: Any) -> AsyncIterator[Any]:
+    def on_body(self, answer: Callable[[Any], None]) -> None:
+        """Let ``answer`` fill in the response to a request body; all else is unchanged."""
+
+        def reply(request: Any) -> Any:
+            response = self.unchanged(request)
+            if request.WhichOneof("request") == "request_body":
+                answer(response)
+            return response
+
+        self.reply = reply
+
+    async def process(
+        self, messages: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[Any]:
+        if self.refusals:
+            self.refusals -= 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "too many pending requests")
         async for request in messages:
             self.requests.append(request)
             response = self.reply(request)
@@ -97,6 +115,7 @@ class Processor:
 class Seen:
     """A request as the engine got it."""
 
+    method: str
     path: str
     headers: dict[str, str]
     body: bytes
@@ -117,7 +136,9 @@ class Engine:
         if request.path == "/health":
             return web.Response()
         headers = {name.lower(): value for name, value in request.headers.items()}
-        self.seen.append(Seen(request.raw_path, headers, await request.read()))
+        seen = Seen(request.method, request.raw_path, headers, b"")
+        self.seen.append(seen)
+        seen.body = await request.read()
         return await self.answer(request)
 
     @asynccontextmanager
@@ -144,7 +165,7 @@ class World:
     processor: Processor
     engines: list[Engine]
     client: aiohttp.ClientSession
-    config: Config
+    addresses: list[str]
 
     @property
     def engine(self) -> Engine:
@@ -154,11 +175,6 @@ class World:
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
         async with self.client.post(f"{self.url}{path}", data=body, headers=sent) as response:
             return response.status, await response.read()
-
-    async def stat(self, name: str) -> int:
-        async with self.client.get(f"{self.admin}/stats?filter=^{name}$&format=json") as response:
-            stats = json.loads(await response.read())["stats"]
-        return int(stats[0]["value"])
 
 
 @asynccontextmanager
@@ -226,22 +242,28 @@ async def world(
     async with AsyncExitStack() as stack:
 
         async def start(
-            more: str = "", *, pools: int = 1, edit: Callable[[str], str] = lambda text: text
+            more: str = "",
+            *,
+            pools: int = 1,
+            dead_processor: bool = False,
+            edit: Callable[[Config, list[str]], Config] = lambda config, _: config,
         ) -> World:
             processor, engines = Processor(), [Engine() for _ in range(pools)]
             socket = f"unix://{tmp_path}/extproc.sock"
-            await stack.enter_async_context(processor.serving(socket))
+            if not dead_processor:
+                await stack.enter_async_context(processor.serving(socket))
             served = [await stack.enter_async_context(engine.serving()) for engine in engines]
             names = ["tiny", *(f"tiny-{number}" for number in range(2, pools + 1))]
-            config = sample(more, **{n: [a] for n, a in zip(names, served, strict=True)})
+            pooled = sample(more, **{n: [a] for n, a in zip(names, served, strict=True)})
+            config = edit(pooled, served)
             text = bootstrap(
                 config,
                 listener_address=ANY_PORT,
                 admin_address=ANY_PORT,
                 processor_address=socket,
             )
-            url, admin = await stack.enter_async_context(_running(edit(text), tmp_path))
+            url, admin = await stack.enter_async_context(_running(text, tmp_path))
             client = await stack.enter_async_context(aiohttp.ClientSession())
-            return World(url, admin, processor, engines, client, config)
+            return World(url, admin, processor, engines, client, served)
 
         yield start
