@@ -13,6 +13,7 @@ import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -83,7 +84,8 @@ def make_plan(
         directory: an existing folder for what the stand writes.
         port: where Envoy listens on loopback; 0 for any free port.
         engines: ``host:port`` of running vLLM servers.
-        config: a configuration of the user's own, whose pools and addresses are replaced.
+        config: a configuration of the user's own. Its addresses are replaced, and its pools by one
+            for all models, with the first one's settings and the stand's endpoints.
 
     Raises:
         ConfigError: the user's configuration cannot be used.
@@ -101,13 +103,9 @@ def make_plan(
     settings["envoy"] = {**settings.get("envoy", {}), "listener": envoy}
     settings["envoy"]["admin"] = f"127.0.0.1:{free_port()}"
     policy = "priority" if emulated else "fcfs"
-    settings["pools"] = {
-        "*": {
-            "endpoints": {"static": endpoints},
-            "max_concurrency": 32 * len(endpoints),
-            "scheduling_policy": policy,
-        }
-    }
+    defaults = {"max_concurrency": 32 * len(endpoints), "scheduling_policy": policy}
+    first: dict[str, Any] = next(iter(settings.get("pools", {}).values()), {})
+    settings["pools"] = {"*": {**defaults, **first, "endpoints": {"static": endpoints}}}
     text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
     parsed = parse(text, file=config or directory / "tidegate.yaml")
     return Plan(directory, envoy, tuple(endpoints), emulated, text, parsed)

@@ -41,6 +41,7 @@ async def running(plan: Plan) -> AsyncIterator[tuple[Child, ...]]:
     (plan.directory / "tidegate.yaml").write_text(plan.text, encoding="utf-8")
     (plan.directory / "envoy.yaml").write_text(bootstrap(plan.config), encoding="utf-8")
     envoy_command = [str(envoy), "-c", str(plan.directory / "envoy.yaml"), "--log-level", "warning"]
+    envoy_command.append("--disable-hot-restart")  # else two stands fight for one socket
     async with AsyncExitStack() as stack, aiohttp.ClientSession() as session:
         children: list[Child] = []
 
