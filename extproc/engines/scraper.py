@@ -13,8 +13,10 @@ Rules this module keeps:
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import math
+import os
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NoReturn
@@ -42,6 +44,16 @@ class ScrapeError(Exception):
     """The endpoint's answer is of no use; the text says why, in one line."""
 
 
+def open_session() -> aiohttp.ClientSession:
+    """Return a session fit for scraping: no cookies, no waiting for another's connection."""
+    return aiohttp.ClientSession(
+        # Each endpoint has one connection; between two scrapes it stays open.
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=75.0),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=None),  # the scraper has its own
+    )
+
+
 class Scraper:
     """Scrapes one endpoint of one pool.
 
@@ -50,7 +62,7 @@ class Scraper:
         endpoint: ``host:port``.
         models: the names under which the server may serve the pool's model, the first one first.
         settings: interval, timeout and path.
-        session: sends the requests; it must neither keep cookies nor raise for status.
+        session: sends the requests; see `open_session`.
         clock: monotonic, in seconds.
         rng: chooses the phase, so that endpoints (and Tidegates) do not ask in step.
     """
@@ -105,6 +117,10 @@ class Scraper:
             self._failed(str(error))
         except TimeoutError:
             self._failed(f"no answer within {self._settings.timeout:g} s")
+        except (aiohttp.ClientResponseError, aiohttp.ClientPayloadError):
+            self._failed("the answer is broken HTTP, or none")  # its text would quote the answer
+        except aiohttp.ClientConnectorError as error:
+            self._failed(f"cannot connect: {_reason(error.os_error)}")
         except (aiohttp.ClientError, OSError) as error:
             self._failed(_one_line(error))
         except Exception as error:
@@ -175,3 +191,9 @@ def choose(readings: Mapping[str, Reading], models: Sequence[str]) -> Reading:
 def _one_line(error: BaseException) -> str:
     text = " ".join(str(error).split())[:200]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _reason(error: OSError) -> str:
+    """Return the system's words, which asyncio replaces; a resolver's numbers are not the system's."""
+    known = errno.errorcode.keys() & {error.errno}
+    return os.strerror(known.pop()) if known else str(error.strerror)
