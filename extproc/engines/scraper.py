@@ -6,8 +6,9 @@ Rules this module keeps:
   points that it slept through, they are not made up for.
 * Whatever an endpoint does (hangs, drips, never ends, redirects, answers nonsense) is over after
   the timeout and becomes one ``failed``. Nothing that it does can raise out of here.
-* So does a fault of our own: it is logged with its trace, and the next scrape is a new attempt.
-* The log has a line when an endpoint becomes unreadable and when it is readable again, not more.
+* So does a fault of our own, ours or the listener's: the next scrape is a new attempt.
+* The log has a line when an endpoint becomes unreadable, with the trace where that is our fault,
+  and one when it is readable again; not more.
 """
 
 from __future__ import annotations
@@ -90,11 +91,10 @@ class Scraper:
         self._rng = rng
         self._sleep = sleep
         self._read_at = -math.inf
-        self._readable: bool | None = None
+        self._state = "new"
 
     def __repr__(self) -> str:
-        state = {None: "new", True: "readable", False: "unreadable"}[self._readable]
-        return f"<Scraper {self.pool} {self.endpoint}: {state}>"
+        return f"<Scraper {self.pool} {self.endpoint}: {self._state}>"
 
     async def run(self) -> NoReturn:
         """Scrape until cancelled: at once, then at each interval from a random phase on."""
@@ -146,23 +146,21 @@ class Scraper:
 
     def _succeeded(self, sent_at: float) -> None:
         self._read_at = sent_at
-        if self._readable is not True:
-            self._readable = True
-            _log.info("endpoint is readable", extra=self._context())
+        self._enter("readable", logging.INFO)
 
     def _failed(self, problem: str, *, fault: Exception | None = None) -> None:
         self._listener.failed(self.pool, self.endpoint, problem)
         # An endpoint that now and then misses a scrape stays readable as long as its reading is
         # fresh; so it cannot fill the log.
-        fresh = self._clock() - self._read_at <= self._settings.stale_after
-        if self._readable is not False and not fresh:
-            self._readable = False
-            _log.warning(
-                "endpoint is unreadable", extra=self._context(problem=problem), exc_info=fault
-            )
+        if self._clock() - self._read_at > self._settings.stale_after:
+            state = "unreadable" if fault is None else "unreadable by a fault of ours"
+            self._enter(state, logging.WARNING, fault, problem=problem)
 
-    def _context(self, **more: str) -> dict[str, str]:
-        return {"pool": self.pool, "endpoint": self.endpoint, **more}
+    def _enter(self, state: str, level: int, fault: Exception | None = None, **more: str) -> None:
+        if state != self._state:
+            self._state = state
+            context = {"pool": self.pool, "endpoint": self.endpoint, **more}
+            _log.log(level, "endpoint is %s", state, extra=context, exc_info=fault)
 
 
 def next_due(due: float, now: float, interval: float) -> float:

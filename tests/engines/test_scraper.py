@@ -310,8 +310,20 @@ async def test_a_fault_of_our_own_is_logged_with_its_trace(
     said = await problem("h:1", Broken(fault), news)
     assert said == "a fault of Tidegate's own: KeyError"
     (record,) = caplog.records
+    assert record.getMessage() == "endpoint is unreadable by a fault of ours"
     assert record.exc_info is not None
     assert record.exc_info[1] is fault
+
+
+async def test_a_fault_of_our_own_is_logged_even_if_the_endpoint_was_unreadable_before(
+    news: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = Broken(OSError("no"))
+    reader = scraper("h:1", session, news)
+    for error in (OSError("no"), KeyError("a"), KeyError("b"), OSError("no")):
+        session.error = error
+        await reader.scrape()
+    assert [bool(record.exc_info) for record in caplog.records] == [False, True, False]
 
 
 # Whose reading it is.
