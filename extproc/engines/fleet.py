@@ -25,7 +25,7 @@ from extproc.config import PoolConfig
 from extproc.engines import discovery
 from extproc.engines.discovery import DiscoveryError, Resolve, Source
 from extproc.engines.listener import Listener
-from extproc.engines.scraper import Clock, Scraper, Sleep
+from extproc.engines.scraper import Clock, Scraper, Sleep, open_session
 
 _log = logging.getLogger(__name__)
 
@@ -65,15 +65,7 @@ class Fleet:
         Raises:
             ExceptionGroup: the listener raised where it must not.
         """
-        async with (
-            aiohttp.ClientSession(
-                # An endpoint has one connection, which outlives the longest usual interval.
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=75.0),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=aiohttp.ClientTimeout(total=None),  # the scraper has its own
-            ) as session,
-            asyncio.TaskGroup() as group,
-        ):
+        async with open_session() as session, asyncio.TaskGroup() as group:
             for name, pool in self._pools.items():
                 group.create_task(self._watch(name, pool, session), name=f"pool {name}")
 

@@ -6,15 +6,18 @@ Rules this module keeps:
   points that it slept through, they are not made up for.
 * Whatever an endpoint does (hangs, drips, never ends, redirects, answers nonsense) is over after
   the timeout and becomes one ``failed``. Nothing that it does can raise out of here.
-* So does a fault of our own: it is logged with its trace, and the next scrape is a new attempt.
-* The log has a line when an endpoint becomes unreadable and when it is readable again, not more.
+* So does a fault of our own, ours or the listener's: the next scrape is a new attempt.
+* The log has a line when an endpoint becomes unreadable, with the trace where that is our fault,
+  and one when it is readable again; not more.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import math
+import os
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NoReturn
@@ -42,6 +45,16 @@ class ScrapeError(Exception):
     """The endpoint's answer is of no use; the text says why, in one line."""
 
 
+def open_session() -> aiohttp.ClientSession:
+    """Return a session fit for scraping: no cookies, no waiting for another's connection."""
+    return aiohttp.ClientSession(
+        # Each endpoint has one connection; between two scrapes it stays open.
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=75.0),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=None),  # the scraper has its own
+    )
+
+
 class Scraper:
     """Scrapes one endpoint of one pool.
 
@@ -50,7 +63,7 @@ class Scraper:
         endpoint: ``host:port``.
         models: the names under which the server may serve the pool's model, the first one first.
         settings: interval, timeout and path.
-        session: sends the requests; it must neither keep cookies nor raise for status.
+        session: sends the requests; see `open_session`.
         clock: monotonic, in seconds.
         rng: chooses the phase, so that endpoints (and Tidegates) do not ask in step.
     """
@@ -78,11 +91,10 @@ class Scraper:
         self._rng = rng
         self._sleep = sleep
         self._read_at = -math.inf
-        self._readable: bool | None = None
+        self._state = "new"
 
     def __repr__(self) -> str:
-        state = {None: "new", True: "readable", False: "unreadable"}[self._readable]
-        return f"<Scraper {self.pool} {self.endpoint}: {state}>"
+        return f"<Scraper {self.pool} {self.endpoint}: {self._state}>"
 
     async def run(self) -> NoReturn:
         """Scrape until cancelled: at once, then at each interval from a random phase on."""
@@ -105,6 +117,10 @@ class Scraper:
             self._failed(str(error))
         except TimeoutError:
             self._failed(f"no answer within {self._settings.timeout:g} s")
+        except (aiohttp.ClientResponseError, aiohttp.ClientPayloadError):
+            self._failed("the answer is broken HTTP, or none")  # its text would quote the answer
+        except aiohttp.ClientConnectorError as error:
+            self._failed(f"cannot connect: {_reason(error.os_error)}")
         except (aiohttp.ClientError, OSError) as error:
             self._failed(_one_line(error))
         except Exception as error:
@@ -130,23 +146,21 @@ class Scraper:
 
     def _succeeded(self, sent_at: float) -> None:
         self._read_at = sent_at
-        if self._readable is not True:
-            self._readable = True
-            _log.info("endpoint is readable", extra=self._context())
+        self._enter("readable", logging.INFO)
 
     def _failed(self, problem: str, *, fault: Exception | None = None) -> None:
         self._listener.failed(self.pool, self.endpoint, problem)
         # An endpoint that now and then misses a scrape stays readable as long as its reading is
         # fresh; so it cannot fill the log.
-        fresh = self._clock() - self._read_at <= self._settings.stale_after
-        if self._readable is not False and not fresh:
-            self._readable = False
-            _log.warning(
-                "endpoint is unreadable", extra=self._context(problem=problem), exc_info=fault
-            )
+        if self._clock() - self._read_at > self._settings.stale_after:
+            state = "unreadable" if fault is None else "unreadable by a fault of ours"
+            self._enter(state, logging.WARNING, fault, problem=problem)
 
-    def _context(self, **more: str) -> dict[str, str]:
-        return {"pool": self.pool, "endpoint": self.endpoint, **more}
+    def _enter(self, state: str, level: int, fault: Exception | None = None, **more: str) -> None:
+        if state != self._state:
+            self._state = state
+            context = {"pool": self.pool, "endpoint": self.endpoint, **more}
+            _log.log(level, "endpoint is %s", state, extra=context, exc_info=fault)
 
 
 def next_due(due: float, now: float, interval: float) -> float:
@@ -175,3 +189,9 @@ def choose(readings: Mapping[str, Reading], models: Sequence[str]) -> Reading:
 def _one_line(error: BaseException) -> str:
     text = " ".join(str(error).split())[:200]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _reason(error: OSError) -> str:
+    """Return the system's words, which asyncio replaces; a resolver's numbers are not the system's."""
+    known = errno.errorcode.keys() & {error.errno}
+    return os.strerror(known.pop()) if known else str(error.strerror)
