@@ -4,8 +4,8 @@ Rules kept here:
 
 - To a client or a gateway it looks like vLLM 0.32: paths, bodies, events, headers, errors, metrics.
 - A client that goes away, streaming or not, is noticed at once and its sequences are aborted.
-- Everything random (ids, output lengths) comes from the seed and the request; equal bodies get equal
-  texts.
+- Everything random (ids, output lengths) comes from the seed and the request; equal prompts get
+  equal texts.
 - What only tests need lives under ``/_emulator/`` and can be left unused.
 """
 

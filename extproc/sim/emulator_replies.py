@@ -57,7 +57,7 @@ def sequences(
         call: what is asked.
         unique: starts the ids of the sequences; never used before.
         block_size: tokens of a KV block.
-        length: draws the output lengths, equal ones for equal bodies and seeds.
+        length: draws the output lengths, equal ones for equal prompts and seeds.
         seed: of the emulator.
     """
     chance = random.Random(f"{seed}:{call.seed}")  # noqa: S311 - a model, not a secret

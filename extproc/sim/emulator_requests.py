@@ -94,7 +94,7 @@ class Call:
         stream: answer as server-sent events.
         include_usage: end the stream with the token counts.
         continuous_usage: token counts in every chunk.
-        seed: a number made of the body, for what is drawn for this call.
+        seed: a number made of the prompts, for what is drawn for this call.
     """
 
     endpoint: Endpoint
@@ -203,7 +203,7 @@ def read_call(endpoint: Endpoint, body: bytes, *, model: str, max_model_len: int
         stream=stream,
         include_usage=include_usage,
         continuous_usage=include_usage and bool(options.get("continuous_usage_stats")),
-        seed=zlib.crc32(body),
+        seed=zlib.crc32(b"".join(prompt.text for prompt in prompts)),
     )
 
 
@@ -233,11 +233,11 @@ def _requested_max_tokens(endpoint: Endpoint, fields: Mapping[str, Any]) -> int 
 
 def _max_tokens(requested: int | None, prompt: int, longest: int) -> int:
     """Return how many tokens may be generated, or raise what vLLM says to an impossible number."""
-    context = f"This model's maximum context length is {longest} tokens."
     if prompt >= longest:
         message = (
-            f"{context} However, your prompt contains {prompt} input tokens, which exceeds this "
-            "limit even without any output tokens. Please reduce the length of the input prompt."
+            f"This model's maximum context length is {longest} tokens. However, your prompt "
+            f"contains {prompt} input tokens, which exceeds this limit even without any output "
+            "tokens. Please reduce the length of the input prompt."
         )
         raise bad_value("input_tokens", prompt, message)
     if requested is None:
@@ -251,15 +251,7 @@ def _max_tokens(requested: int | None, prompt: int, longest: int) -> int:
             "Please request fewer output tokens."
         )
         raise bad_value("max_tokens", requested, message)
-    if prompt + requested > longest:
-        least = longest - requested + 1
-        message = (
-            f"{context} However, you requested {requested} output tokens and your prompt contains "
-            f"at least {least} input tokens, for a total of at least {longest + 1} tokens. Please "
-            "reduce the length of the input prompt or the number of requested output tokens."
-        )
-        raise bad_value("input_tokens", least, message)
-    return requested
+    return min(requested, longest - prompt)
 
 
 def _text(content: Any) -> str:

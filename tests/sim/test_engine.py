@@ -58,7 +58,7 @@ def test_prompt_yields_the_first_token_and_each_step_one_more() -> None:
 def test_blocks_are_taken_as_tokens_arrive() -> None:
     engine = small()
     engine.submit(Request("a", 3, 4), 0.0)
-    held = []
+    held: list[tuple[str, int, int]] = []
     for _ in range(3):
         engine.step()
         held += engine.held()
