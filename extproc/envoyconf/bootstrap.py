@@ -11,18 +11,12 @@ from extproc import contract
 from extproc.config import Config
 from extproc.envoyconf import addresses
 from extproc.envoyconf.clusters import clusters
+from extproc.envoyconf.errors import NoPoolError
 from extproc.envoyconf.filters import http_filters
 from extproc.envoyconf.listener import listener
 from extproc.envoyconf.render import fields, render
 
 _NOTES = "A complete Envoy: `envoy -c bootstrap.yaml`."
-
-
-class NoPoolError(ValueError):
-    """The configuration has no pool, so Envoy would have nowhere to send a request."""
-
-    def __init__(self) -> None:
-        super().__init__("pools: Envoy needs at least one pool to send requests to")
 
 
 def bootstrap(
