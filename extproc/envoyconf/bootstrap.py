@@ -48,7 +48,7 @@ def bootstrap(
 def skeleton(
     config: Config, filters: list[HttpFilter], static_clusters: list[Cluster]
 ) -> Bootstrap:
-    """Return a bootstrap with these HTTP filters and clusters.
+    """Return a bootstrap with these HTTP filters and clusters; without any, they come by CDS.
 
     Raises:
         NoPoolError: the configuration has no pool.
@@ -61,6 +61,7 @@ def skeleton(
         node=Node(id=contract.FILTER_NAME, cluster=contract.FILTER_NAME),
         admin=None if admin is None else Admin(address=addresses.listening(admin)),
         static_resources=BootstrapStaticResources(
-            listeners=[listener(config, filters)], clusters=static_clusters
+            listeners=[listener(config, filters, check_clusters=bool(static_clusters))],
+            clusters=static_clusters,
         ),
     )
