@@ -12,7 +12,7 @@ import signal
 import tempfile
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 import uvloop
@@ -20,6 +20,7 @@ from rich.console import Console
 
 from extproc.config import Config, ConfigError, load
 from extproc.envoyconf.binary import EnvoyNotFoundError
+from extproc.envoyconf.errors import GenerationError
 from extproc.sim.cli import emulate
 from extproc.stand.children import ChildEndedError
 from extproc.stand.plan import make_plan
@@ -38,6 +39,7 @@ app.command()(emulate)
 CANNOT_RUN = 1
 BAD_CONFIGURATION = 2
 
+FormName = Literal["bootstrap", "include", "ecds", "cds", "eds", "istio", "gateway"]
 ConfigFile = Annotated[Path, typer.Option("--config", help="the configuration", dir_okay=False)]
 
 
@@ -110,6 +112,35 @@ def run_stand(
         _run_until_stopped(up(plan, Console()))
     except* (ChildEndedError, NotReadyError, EnvoyNotFoundError) as group:
         raise _cannot_run(group) from group
+
+
+@app.command()
+def envoy(
+    config: ConfigFile,
+    form: Annotated[
+        FormName | None, typer.Option(help="what to write it for; without --output: bootstrap")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="a directory for the files of all forms, or of --form")
+    ] = None,
+) -> None:
+    """Print the Envoy configuration, or write its files."""
+    from extproc.envoyconf import forms  # heavy: only this command needs all of it
+
+    settings = _load_or_exit(config)
+    chosen = forms.Form(form) if form else None
+    try:
+        if output is not None:
+            forms.write(settings, output, chosen)
+            return
+        texts = dict(forms.files(settings, chosen or forms.Form.BOOTSTRAP)).values()
+    except GenerationError as error:
+        _say(f"{config} cannot be used:\n  {error}", error=True)
+        raise typer.Exit(BAD_CONFIGURATION) from error
+    except OSError as error:
+        _say(f"{output} cannot be written: {error.strerror}", error=True)
+        raise typer.Exit(CANNOT_RUN) from error
+    typer.echo("---\n".join(texts), nl=False)
 
 
 def _run_until_stopped(work: Coroutine[Any, Any, None]) -> None:

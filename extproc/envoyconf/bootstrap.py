@@ -11,18 +11,12 @@ from extproc import contract
 from extproc.config import Config
 from extproc.envoyconf import addresses
 from extproc.envoyconf.clusters import clusters
+from extproc.envoyconf.errors import NoPoolError
 from extproc.envoyconf.filters import http_filters
 from extproc.envoyconf.listener import listener
 from extproc.envoyconf.render import fields, render
 
 _NOTES = "A complete Envoy: `envoy -c bootstrap.yaml`."
-
-
-class NoPoolError(ValueError):
-    """The configuration has no pool, so Envoy would have nowhere to send a request."""
-
-    def __init__(self) -> None:
-        super().__init__("pools: Envoy needs at least one pool to send requests to")
 
 
 def bootstrap(
@@ -54,7 +48,7 @@ def bootstrap(
 def skeleton(
     config: Config, filters: list[HttpFilter], static_clusters: list[Cluster]
 ) -> Bootstrap:
-    """Return a bootstrap with these HTTP filters and clusters.
+    """Return a bootstrap with these HTTP filters and clusters; without any, they come by CDS.
 
     Raises:
         NoPoolError: the configuration has no pool.
@@ -67,6 +61,7 @@ def skeleton(
         node=Node(id=contract.FILTER_NAME, cluster=contract.FILTER_NAME),
         admin=None if admin is None else Admin(address=addresses.listening(admin)),
         static_resources=BootstrapStaticResources(
-            listeners=[listener(config, filters)], clusters=static_clusters
+            listeners=[listener(config, filters, check_clusters=bool(static_clusters))],
+            clusters=static_clusters,
         ),
     )

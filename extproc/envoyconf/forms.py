@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from extproc.config import Config, Endpoints
 from extproc.envoyconf.bootstrap import bootstrap
 from extproc.envoyconf.clusters import eds_file
+from extproc.envoyconf.errors import EndpointsFileError
 from extproc.envoyconf.gateway import gateway
 from extproc.envoyconf.include import cds, ecds, eds, example
 from extproc.envoyconf.istio import istio
@@ -39,16 +40,11 @@ _WRITERS: dict[Form, Callable[[Config], str]] = {
 }
 
 
-class EndpointsFileError(ValueError):
-    """The file that lists a pool's endpoints cannot be used."""
-
-
 def files(config: Config, form: Form | None = None) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each file of a form, or of all forms.
 
     Raises:
-        NoPoolError: the configuration has no pool.
-        EndpointsFileError: the file that lists a pool's endpoints cannot be used.
+        GenerationError: there is no pool, or a pool's file of endpoints cannot be used.
     """
     for each in [form] if form else Form:
         if each is not Form.EDS:
@@ -60,14 +56,30 @@ def files(config: Config, form: Form | None = None) -> Iterator[tuple[str, str]]
 
 
 def _listed(pool: str, file: Path) -> tuple[str, ...]:
-    where = f"pools.{pool}.endpoints.file = {file}"
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise EndpointsFileError(f"{where}: {error}") from error
+        raise EndpointsFileError(pool, file, str(error)) from error
     if isinstance(content, dict):
         content = content.get("endpoints")
     try:
         return Endpoints.model_validate({"static": content}).static or ()
     except ValidationError as error:
-        raise EndpointsFileError(f"{where}: write a list of host:port") from error
+        raise EndpointsFileError(pool, file, "write a list of host:port") from error
+
+
+def write(config: Config, directory: Path, form: Form | None = None) -> None:
+    """Write the files of a form, or of all forms, to a directory.
+
+    Envoy may be watching them: each is renamed into place, so that it never reads half of one.
+
+    Raises:
+        GenerationError: the files cannot be written from this configuration; none was.
+        OSError: the directory cannot be written to.
+    """
+    texts = dict(files(config, form))
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        new = directory / f".{name}.new"
+        new.write_text(text, encoding="utf-8")
+        new.replace(directory / name)

@@ -61,27 +61,25 @@ from extproc.envoyconf.filters import processor_service
 _STEERING_PREFIXES = (contract.OWN_HEADERS_PREFIX, "x-envoy-")
 
 
-def listener(config: Config, http_filters: list[HttpFilter]) -> Listener:
-    """Return the listener, for HTTP/1.1 and cleartext HTTP/2."""
-    manager = connection_manager(config, http_filters)
+def listener(config: Config, http_filters: list[HttpFilter], *, check_clusters: bool) -> Listener:
+    """Return the listener, for HTTP/1.1 and cleartext HTTP/2.
+
+    ``check_clusters``: refuse to start where a route names a cluster that is not there yet.
+    """
+    manager = guarded_manager(config)
+    manager.stat_prefix = contract.FILTER_NAME
+    manager.use_remote_address = True
+    manager.common_http_protocol_options = HttpProtocolOptions(idle_timeout=timedelta(hours=1))
+    manager.route_config = routes(config)
+    manager.route_config.validate_clusters = None if check_clusters else False
+    manager.http_filters = http_filters
+    manager.access_log = [access_log()]
     name = "envoy.filters.network.http_connection_manager"
     return Listener(
         name=contract.FILTER_NAME,
         address=addresses.listening(config.envoy.listener),
         filter_chains=[FilterChain(filters=[Filter(name=name, typed_config=Any.pack(manager))])],
     )
-
-
-def connection_manager(config: Config, http_filters: list[HttpFilter]) -> HttpConnectionManager:
-    """Return the HTTP connection manager with these filters."""
-    manager = guarded_manager(config)
-    manager.stat_prefix = contract.FILTER_NAME
-    manager.use_remote_address = True
-    manager.common_http_protocol_options = HttpProtocolOptions(idle_timeout=timedelta(hours=1))
-    manager.route_config = routes(config)
-    manager.http_filters = http_filters
-    manager.access_log = [access_log()]
-    return manager
 
 
 def guarded_manager(config: Config) -> HttpConnectionManager:

@@ -17,6 +17,7 @@ COMMENTS: dict[str, str] = {
     "route.timeout": "0s: the default of 15s would cut streams.",
     "normalize_path": "One path, one spelling: none may slip past the classification.",
     "request_body_buffer_limit": "requests.max_body. A larger body is answered with 413.",
+    "validate_clusters": "The clusters come by CDS, after the routes.",
     "dynamic_metadata": "The pool that Tidegate chose by the model in the body.",
     "message_timeout": "Longer than the longest wait in the queue. The default is 200ms.",
     "request_header_mode": (
@@ -26,14 +27,13 @@ COMMENTS: dict[str, str] = {
     "receiving_namespaces": (
         "Verdict and identity for the access log and the route; the endpoint for the balancer."
     ),
-    "processor.retry_on": "Only what the processor never took in.",
+    "grpc_service.retry_policy": "Only what the processor never took in.",
     "max_request_bytes": (
         "This filter must stay right after Tidegate: it holds the request's headers until the\n"
         "verdict, and gives a rewritten body its exact content-length."
     ),
     "clear_route_cache": "Choose the route anew, now that the pool is known.",
     "allow_content_types_regex": "The token usage, so that no answer has to pass Tidegate for it.",
-    "stop_processing_after_matches": "0: every event; the last usage counts.",
     "max_event_size": (
         "Envoy's maximum: the last event of a /v1/responses stream repeats the whole answer."
     ),

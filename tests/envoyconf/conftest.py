@@ -180,19 +180,19 @@ class World:
 @asynccontextmanager
 async def _running(text: str, directory: Path, *arguments: str) -> AsyncIterator[tuple[str, str]]:
     """Start Envoy; give the URLs of its first listener and its admin endpoint."""
-    file, admin_file = directory / "envoy.yaml", directory / "admin"
+    file, admin_file, log = (directory / name for name in ("envoy.yaml", "admin", "log"))
     file.write_text(text, encoding="utf-8")
-    program = await asyncio.create_subprocess_exec(
-        find_envoy(), "-c", str(file), "--admin-address-path", str(admin_file), "--concurrency",
-        "1", "--disable-hot-restart", "-l", "error", *arguments,
-        cwd=directory,
-    )  # fmt: skip
+    with log.open("wb") as errors:
+        program = await asyncio.create_subprocess_exec(
+            find_envoy(), "-c", str(file), "--admin-address-path", str(admin_file),
+            "--concurrency", "1", "--disable-hot-restart", "-l", "error", *arguments,
+            cwd=directory, stderr=errors,
+        )  # fmt: skip
     try:
         async with asyncio.timeout(20), aiohttp.ClientSession() as session:
             while True:
                 if program.returncode is not None:
-                    assert program.stderr is not None
-                    raise RuntimeError((await program.stderr.read()).decode())
+                    raise RuntimeError(log.read_text(encoding="utf-8"))
                 admin = f"http://{admin_file.read_text()}" if admin_file.exists() else ""
                 if admin and await _ready(session, admin):
                     break
@@ -213,6 +213,15 @@ async def _ready(session: aiohttp.ClientSession, admin: str) -> bool:
             return response.status == 200
     except aiohttp.ClientError:
         return False
+
+
+def standalone(config: Config, processor: str) -> str:
+    return bootstrap(
+        config,
+        listener_address=ANY_PORT,
+        admin_address=ANY_PORT,
+        processor_address=processor,
+    )
 
 
 @pytest.fixture
@@ -247,6 +256,7 @@ async def world(
             pools: int = 1,
             dead_processor: bool = False,
             edit: Callable[[Config, list[str]], Config] = lambda config, _: config,
+            write: Callable[[Config, str], str] = standalone,
         ) -> World:
             processor, engines = Processor(), [Engine() for _ in range(pools)]
             socket = f"unix://{tmp_path}/extproc.sock"
@@ -255,13 +265,7 @@ async def world(
             served = [await stack.enter_async_context(engine.serving()) for engine in engines]
             names = ["tiny", *(f"tiny-{number}" for number in range(2, pools + 1))]
             pooled = sample(more, **{n: [a] for n, a in zip(names, served, strict=True)})
-            config = edit(pooled, served)
-            text = bootstrap(
-                config,
-                listener_address=ANY_PORT,
-                admin_address=ANY_PORT,
-                processor_address=socket,
-            )
+            text = write(edit(pooled, served), socket)
             url, admin = await stack.enter_async_context(_running(text, tmp_path))
             client = await stack.enter_async_context(aiohttp.ClientSession())
             return World(url, admin, processor, engines, client, served)
