@@ -74,16 +74,16 @@ class Limits:
     """Tokens, where none of them is given; ``None``: up to the end of the context."""
     stop: str | None = None
     """The member that holds the stop sequences."""
-    minimum: bool = False
-    """Whether ``min_tokens`` counts here; it must not exceed the limit."""
+    sampling: bool = False
+    """Whether ``n``, and ``min_tokens``, which must not exceed the limit, count here."""
 
 
 LIMITS: Mapping[Endpoint, Limits] = {
-    Endpoint.CHAT: Limits(("max_completion_tokens", "max_tokens"), stop="stop", minimum=True),
-    Endpoint.COMPLETIONS: Limits(("max_tokens",), default=16, stop="stop", minimum=True),
+    Endpoint.CHAT: Limits(("max_completion_tokens", "max_tokens"), stop="stop", sampling=True),
+    Endpoint.COMPLETIONS: Limits(("max_tokens",), default=16, stop="stop", sampling=True),
     Endpoint.RESPONSES: Limits(("max_output_tokens",), stop="stop"),
     Endpoint.MESSAGES: Limits(("max_tokens",), stop="stop_sequences"),
-    Endpoint.GENERATE: Limits(("max_tokens",), stop="stop", minimum=True),
+    Endpoint.GENERATE: Limits(("max_tokens",), stop="stop", sampling=True),
     Endpoint.COHERE: Limits(("max_tokens",), stop="stop_sequences"),
     Endpoint.EMBEDDINGS: Limits(()),
 }
@@ -97,9 +97,8 @@ class Call:
     model: str
     """Empty if absent: the engine's only model then."""
     stream: bool
-    max_output: int | None
-    """Tokens asked for, each choice, by the engine's precedence; ``None`` if left open. The engine
-    will refuse 0 and less."""
+    lengths: Mapping[str, int]
+    """Tokens, of each member that bounds the output and is not null."""
     choices: int
     """How many texts the engine would generate, at least 1."""
     prompt_tokens: int
@@ -122,3 +121,12 @@ class Call:
     members: Members = field(repr=False)
     limited: Members = field(repr=False)
     """Where the limits are: ``members``, or what is in its ``sampling_params``."""
+
+    @property
+    def max_output(self) -> int | None:
+        """Tokens that the client asks for, each choice; ``None`` if it leaves that open.
+
+        The engine's precedence decides between several. It will refuse 0 and less.
+        """
+        asked = (self.lengths.get(name) for name in LIMITS[self.endpoint].names)
+        return next((length for length in asked if length is not None), None)

@@ -18,6 +18,8 @@ ABSENT = Raw(b"")
 
 _INTEGER = re.compile(r"([+-]?\d+(?:_\d+)*)(?:\.0+)?", re.ASCII)
 _PLAIN_DIGITS = 18
+_LONGEST = 64 * 1024
+"""Bytes; no member that is decoded here needs more."""
 _BOOLEANS = {b"": False, b"null": False, b"false": False, b"true": True}
 _TRUE = frozenset(("1", "on", "t", "true", "y", "yes"))
 _FALSE = frozenset(("0", "off", "f", "false", "n", "no"))
@@ -40,6 +42,8 @@ def value(raw: Raw, name: str) -> object:
     """Return a member's value, ``None`` for null and absent; raise ``Unreadable``."""
     if not raw:
         return None
+    if len(raw) > _LONGEST:
+        raise Unreadable(f"{name} is too long.", name)
     try:
         found: object = json.loads(bytes(raw))
     except (ValueError, RecursionError):

@@ -1,8 +1,8 @@
 """How much a call makes the engine do: texts to generate, tokens to read.
 
 Rules:
-- Both come from the undecoded body. Counting stops being exact, and errs upwards, where exactness
-  would take longer than the call is worth.
+- Both come from the undecoded body. Where exactness would take longer than a call is worth,
+  counting errs upwards.
 - The estimate has no tokenizer. A token is about 4 bytes of UTF-8, in Latin script and in Chinese
   alike (a Chinese character has 3 bytes and makes 0.6 to 0.8 tokens).
 """
@@ -19,88 +19,125 @@ from extproc.openai.calls import LIMITS, Members
 from extproc.openai.endpoints import Endpoint
 
 _BYTES_PER_TOKEN = 4
-_ESCAPE_BYTES = 3
-"""What ``\\uXXXX`` is longer than the same character in UTF-8."""
+_ESCAPE_EXCESS = 3
+"""Bytes that ``\\uXXXX`` is longer than its character."""
 _SAMPLE = 64 * 1024
 """Bytes in which escapes are counted."""
+_NOT_SHOWN = ("response_format", "structured_outputs", "guided_json", "logit_bias", "metadata")
+"""Members that may be long and that no template shows to the model."""
 _COUNTED = 32 * 1024
 """Prompts in a batch that are counted exactly."""
+
 _MEDIA_TOKENS = 1024
 """What an image or a sound costs, whatever its bytes: a usual size for vision models."""
-_MEDIA_BODY = 8 * 1024
-"""Bytes; shorter bodies are not searched for media."""
 _MEDIA_PARTS = 64
-"""Parts that are searched for."""
-_MEDIA_KEY = re.compile(rb'(?<!\\)"(?:url|image_url|file_data|data)"\s*:\s*"[\w:/+.;=-]*\Z')
-_KEY_BYTES = 160
+"""Parts of each kind that are looked for."""
+_MEDIA_BYTES = 1024
+"""What is shorter counts as text."""
+_MEDIA_KEY = re.compile(
+    rb'(?<!\\)"(?:(?:url|image_url|file_data)"\s*:\s*"data:[\w/+.;=-]*,|data"\s*:\s*")\Z'
+)
+_MEDIA_HEAD = re.compile(rb"[A-Za-z0-9+/_=-]{512}")
+_WINDOW = 160
+"""Bytes before a part in which its key is looked for."""
 
-_decode_array = msgspec.json.Decoder(list[Raw]).decode
-_NO_PROMPT = ("response_format", "structured_outputs", "guided_json", "logit_bias", "metadata")
+
+class _Row(msgspec.Struct, array_like=True, gc=False):
+    """An array whose items are skipped."""
+
+
+_decode_texts = msgspec.json.Decoder(list[str]).decode
+_decode_rows = msgspec.json.Decoder(list[_Row]).decode
 
 
 def choices(endpoint: Endpoint, members: Members, limited: Members) -> int:
     """Return how many texts the engine would generate, at least 1."""
-    if not LIMITS[endpoint].names:
+    if not LIMITS[endpoint].sampling:
         return 1
     each = max(1, lax.integer(limited.n, "n") or 1, lax.integer(members.best_of, "best_of") or 1)
     if endpoint is Endpoint.CHAT:
-        return each * _length(members.messages, b"[")
-    if endpoint is Endpoint.COMPLETIONS:
-        return each * max(1, _prompts(members.prompt) + _prompts(members.prompt_embeds))
-    return each
+        return each * max(1, _rows(members.messages))
+    prompts = _prompts(members.prompt) + _prompts(members.prompt_embeds)
+    return each * max(1, prompts)
 
 
 def _prompts(raw: Raw) -> int:
-    return _length(raw, b'["') if raw else 0
+    if not raw:
+        return 0
+    return _rows(raw) or _texts(raw) or 1
 
 
-def _length(raw: Raw, items: bytes) -> int:
-    """Return the length of an array whose first item starts with one of ``items``, else 1."""
-    head = bytes(memoryview(raw)[:_KEY_BYTES]).translate(None, b" \t\r\n")
-    if len(head) < 2 or not head.startswith(b"[") or head[1] not in items:
-        return 1
+def _rows(raw: Raw) -> int:
+    """Return the length of an array of arrays, else 0."""
+    if not _starts(raw, b"[["):
+        return 0
+    most = bytes(raw).count(b"[")
+    if most > _COUNTED:
+        return most
+    try:
+        return len(_decode_rows(raw))
+    except msgspec.ValidationError:
+        return 0
+
+
+def _texts(raw: Raw) -> int:
+    """Return the length of an array of strings, else 0."""
+    if not _starts(raw, b'["'):
+        return 0
     literal = bytes(raw)
-    most = literal.count(b"[") + literal.count(b'"') // 2
-    return most if most > _COUNTED else max(1, len(_decode_array(raw)))
+    # No opening quote follows a backslash, so there is at least one such quote for each string.
+    most = literal.count(b'"') - literal.count(b'\\"')
+    if most > 2 * _COUNTED:
+        return most
+    try:
+        return len(_decode_texts(raw))
+    except msgspec.ValidationError:
+        return 0
+    except msgspec.DecodeError:  # Lone surrogates.
+        return most
+
+
+def _starts(raw: Raw, opening: bytes) -> bool:
+    return bytes(memoryview(raw)[:_WINDOW]).translate(None, b" \t\r\n").startswith(opening)
 
 
 def prompt_tokens(body: bytes, members: Members) -> int:
     """Estimate the prompt's tokens, at least 1.
 
-    The whole body counts except what no template shows to the model, so no member hides a prompt.
+    The whole body counts, except what no template shows to the model, so no member hides a prompt.
     """
-    size = len(body) - sum(len(getattr(members, name)) for name in _NO_PROMPT)
-    tokens = 0
-    if len(body) > _MEDIA_BODY:
-        parts, encoded = _media(body)
-        tokens += parts * _MEDIA_TOKENS
-        size -= encoded
+    size = len(body) - sum(len(getattr(members, name)) for name in _NOT_SHOWN)
+    parts = 0
+    for raw in (members.messages, members.input):
+        if len(raw) > _MEDIA_BYTES:
+            found, encoded = _media(bytes(raw))
+            parts += found
+            size -= encoded
     sample = body[:_SAMPLE]
-    escapes = sample.count(b"\\u") / len(sample) if sample else 0.0
-    tokens += int(size * (1 - escapes * _ESCAPE_BYTES)) // _BYTES_PER_TOKEN
-    return max(1, tokens)
+    escapes = sample.count(b"\\u") / len(sample)
+    text = int(size * max(0.0, 1 - escapes * _ESCAPE_EXCESS)) // _BYTES_PER_TOKEN
+    return max(1, text + parts * _MEDIA_TOKENS)
 
 
-def _media(body: bytes) -> tuple[int, int]:
-    """Return how many base64 parts there are and their bytes.
+def _media(prompt: bytes) -> tuple[int, int]:
+    """Return how many base64 parts there are, and their bytes.
 
-    Only what stands under a media key counts as such: inside a text the key's quotes would be
-    escaped, so a prompt cannot pass for an image.
+    Only what stands under a media key counts as such: inside of a text the key's quotes would be
+    escaped, so a prompt does not pass for an image.
     """
     parts = encoded = 0
     for marker in (b";base64,", b'"data"'):
         end = 0
         for _ in range(_MEDIA_PARTS):
-            start = body.find(marker, end)
-            if start < 0:
+            begin = prompt.find(marker, end)
+            if begin < 0:
                 break
-            begin = start + len(marker)
+            begin += len(marker)
             if marker == b'"data"':
-                begin = body.find(b'"', begin) + 1
-            end = body.find(b'"', begin)
-            if end < 0 or begin == 0:
-                break
-            if _MEDIA_KEY.search(body[max(0, begin - _KEY_BYTES) : begin]):
+                begin = prompt.find(b'"', begin) + 1
+            end = prompt.find(b'"', begin)
+            key = _MEDIA_KEY.search(prompt[max(0, begin - _WINDOW) : begin])
+            if key and end - begin >= _MEDIA_BYTES and _MEDIA_HEAD.match(prompt, begin):
                 parts += 1
                 encoded += end - begin
     return parts, encoded

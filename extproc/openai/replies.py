@@ -13,6 +13,7 @@ Rules:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -94,7 +95,7 @@ def fallback(
         ident=ident,
         created=created,
         model=call.model,
-        message=_encodable(message),
+        message=message,
         finish_reason=finish_reason,
         note={"reason": reason} if ticket is None else {"reason": reason, "ticket": ticket},
         include_usage=call.include_usage,
@@ -120,10 +121,10 @@ def error(
 
     ``retry_after``: seconds, kept within 1 and 60. ``retry=False`` tells the SDKs to give up.
     """
-    details: _Object = {"message": _encodable(message), "type": type, "param": param, "code": code}
+    details: _Object = {"message": message, "type": type, "param": param, "code": code}
     body: _Object = {"error": details}
     if endpoint is Endpoint.MESSAGES:
-        body = {"type": "error", "error": {"type": type, "message": details["message"]}}
+        body = {"type": "error", "error": {"type": type, "message": message}}
     headers = [("content-type", JSON)]
     if retry_after is not None:
         headers.append(_retry_after(retry_after))
@@ -332,9 +333,12 @@ _encode = msgspec.json.Encoder().encode
 
 
 def _json(body: _Object) -> bytes:
+    try:
+        text = _encode(body)
+    except UnicodeEncodeError:  # A lone surrogate, which no UTF-8 can carry.
+        text = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
     return (
-        _encode(body)
-        .replace(b"\xc2\x85", b"\\u0085")
+        text.replace(b"\xc2\x85", b"\\u0085")
         .replace(b"\xe2\x80\xa8", b"\\u2028")
         .replace(b"\xe2\x80\xa9", b"\\u2029")
     )
@@ -349,8 +353,3 @@ def _events(events: Iterable[tuple[str, _Object]]) -> bytes:
         b"event: %s\ndata: %s\n\n" % (name.encode(), _json({"type": name, **data}))
         for name, data in events
     )
-
-
-def _encodable(text: str) -> str:
-    """Replace lone surrogates, which no JSON in UTF-8 can carry."""
-    return text.encode("utf-8", "replace").decode()

@@ -43,7 +43,6 @@ class _Inner(msgspec.Struct, gc=False):
 
 _Known = TypeVar("_Known", Members, _Inner)
 _NOTHING = _Inner()
-_NO_LIMITS = Members()
 _decode_members = msgspec.json.Decoder(Members).decode
 _decode_inner = msgspec.json.Decoder(_Inner).decode
 
@@ -64,7 +63,6 @@ def read(endpoint: Endpoint, body: bytes) -> Call:
         lenient = True
     if endpoint is Endpoint.INVOCATIONS:
         endpoint = _invoked(members)
-    limits = LIMITS[endpoint]
     limited = members
     if endpoint is Endpoint.GENERATE:
         limited = _sampling_params(members.sampling_params)
@@ -72,7 +70,7 @@ def read(endpoint: Endpoint, body: bytes) -> Call:
         endpoint=endpoint,
         model=lax.text(members.model, "model"),
         stream=lax.boolean(members.stream, "stream"),
-        max_output=_max_output(limits, limited),
+        lengths=_lengths(LIMITS[endpoint], limited),
         choices=choices(endpoint, members, limited),
         prompt_tokens=prompt_tokens(body, members),
         structured=_structured(endpoint, members),
@@ -124,37 +122,41 @@ def _inner(raw: Raw) -> _Inner:
         return _NOTHING
     try:
         return _decode_inner(raw)
-    except msgspec.DecodeError:
-        tree = lax.value(raw, "member")
+    except msgspec.ValidationError:
+        return _NOTHING
+    except msgspec.DecodeError:  # Only in bodies that were read leniently.
+        tree = json.loads(bytes(raw))
         return _pick(_Inner, tree) if isinstance(tree, dict) else _NOTHING
 
 
 def _sampling_params(raw: Raw) -> Members:
-    """Return the limits of tokens in, tokens out; none if the engine will refuse the member."""
-    if not raw:
-        return _NO_LIMITS
+    """Return the limits of tokens in, tokens out."""
+    if bytes(memoryview(raw)[:1]) != b"{":
+        raise Unreadable("sampling_params must be an object.", "sampling_params")
     try:
         return _decode_members(raw)
     except msgspec.DecodeError:
-        tree = lax.value(raw, "sampling_params")
-        return _pick(Members, tree) if isinstance(tree, dict) else _NO_LIMITS
+        return _pick(Members, json.loads(bytes(raw)))
 
 
 def _invoked(members: Members) -> Endpoint:
-    """Return what SageMaker's path stands for: vLLM tries chat first, then completions."""
-    if members.messages:
-        return Endpoint.CHAT
-    if members.prompt or members.prompt_embeds:
-        return Endpoint.COMPLETIONS
-    return Endpoint.EMBEDDINGS
+    """Return what SageMaker's path stands for.
+
+    vLLM tries chat first, then completions; a body made for both is refused, because only the
+    engine's whole validation tells which of them it is.
+    """
+    prompt = not _null(members.prompt) or not _null(members.prompt_embeds)
+    if _null(members.messages):
+        return Endpoint.COMPLETIONS if prompt else Endpoint.EMBEDDINGS
+    if prompt:
+        raise Unreadable("Only one of messages and prompt can be given.", "prompt")
+    return Endpoint.CHAT
 
 
-def _max_output(limits: Limits, limited: Members) -> int | None:
-    for name in limits.names:
-        asked = lax.integer(getattr(limited, name), name)
-        if asked is not None:
-            return asked
-    return None
+def _lengths(limits: Limits, limited: Members) -> dict[str, int]:
+    names = (*limits.names, "min_tokens") if limits.sampling else limits.names
+    asked = ((name, lax.integer(getattr(limited, name), name)) for name in names)
+    return {name: length for name, length in asked if length is not None}
 
 
 def _include_usage(stream_options: Raw) -> bool:

@@ -21,6 +21,7 @@ from msgspec import Raw
 from extproc.openai import lax
 from extproc.openai.calls import LIMITS, Call, Members
 from extproc.openai.endpoints import Endpoint
+from extproc.openai.lax import Unreadable
 
 _REMOVED: Final = object()
 _LEAST_THINKING = 1024
@@ -65,26 +66,30 @@ def rewrite(
 
 
 def _clamped(call: Call, most: int) -> dict[str, object]:
-    limits, limited = LIMITS[call.endpoint], call.limited
-    changes: dict[str, object] = {}
-    bounding = (*limits.names, "min_tokens") if limits.minimum else limits.names
-    for name in bounding:
-        asked = lax.integer(getattr(limited, name), name)
-        if asked is not None and asked > most:
-            changes[name] = most
-    if call.max_output is None and limits.names and (limits.default or most + 1) > most:
+    limits = LIMITS[call.endpoint]
+    changes: dict[str, object] = {
+        name: most for name, length in call.lengths.items() if length > most
+    }
+    if (
+        limits.names
+        and call.max_output is None
+        and (limits.default is None or limits.default > most)
+    ):
         changes[limits.names[-1]] = most
-    if call.endpoint is Endpoint.MESSAGES and changes and limited.thinking:
-        changes |= _thinking_below(most, limited.thinking)
+    if call.endpoint is Endpoint.MESSAGES and changes:
+        changes |= _thinking_below(most, call.limited.thinking)
     return changes
 
 
 def _thinking_below(most: int, raw: Raw) -> dict[str, object]:
     """Shorten the thinking, which the engine wants shorter than the limit that we lowered."""
-    thinking = lax.value(raw, "thinking")
-    if not isinstance(thinking, dict) or "budget_tokens" not in thinking:
-        return {}
-    budget = lax.integer(_raw(thinking["budget_tokens"]), "thinking.budget_tokens")
+    try:
+        thinking = lax.value(raw, "thinking")
+        if not isinstance(thinking, dict):
+            return {}
+        budget = lax.integer(_raw(thinking.get("budget_tokens")), "thinking")
+    except Unreadable:
+        return {}  # The engine will refuse it.
     if budget is None or budget < most:
         return {}
     if most <= _LEAST_THINKING:
@@ -96,13 +101,16 @@ def _stopped(call: Call, stop: tuple[str, ...]) -> dict[str, object]:
     name = LIMITS[call.endpoint].stop
     if not stop or name is None:
         return {}
-    given = lax.value(getattr(call.limited, name), name)
+    try:
+        given = lax.value(getattr(call.limited, name), name)
+    except Unreadable:
+        return {}  # The engine will refuse it.
     if given is None:
         given = []
     elif isinstance(given, str):
         given = [given]
     elif not isinstance(given, list):
-        return {}  # The engine will refuse it.
+        return {}
     missing = [text for text in dict.fromkeys(stop) if text not in given]
     return {name: [*given, *missing]} if missing else {}
 
@@ -149,4 +157,6 @@ def _crowded(body: bytes, members: Members) -> bool:
 
 
 def _raw(value: object) -> Raw:
-    return value if isinstance(value, Raw) else Raw(json.dumps(value).encode())
+    if isinstance(value, Raw):
+        return value
+    return Raw(json.dumps(value, separators=(",", ":")).encode())
