@@ -201,7 +201,7 @@ class Emulator:
             max_model_len=self.options.engine.longest,
         )
         unique = f"{self._ids.getrandbits(64):016x}"
-        reply_id = request.headers.get("x-request-id") or unique
+        reply_id = _given_request_id(request) or unique
         head = Head(reply_id, int(time.time()), self.options.model, call)
         requests = sequences(
             call, unique, self.options.engine.block_size, self.options.output, self.options.seed
@@ -266,8 +266,8 @@ class Emulator:
     def _request_id_header(self, request: web.Request) -> dict[str, str]:
         if not self.options.request_id_headers:
             return {}
-        own = request.headers.get("x-request-id")
-        return {"x-request-id": own or f"{self._ids.getrandbits(128):032x}"}
+        given = _given_request_id(request)
+        return {"x-request-id": given or f"{self._ids.getrandbits(128):032x}"}
 
     def _shown_kv_usage(self) -> float:
         told = self.faults.kv_usage
@@ -359,6 +359,11 @@ class Emulator:
 async def _cancelled(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.wait([task])
+
+
+def _given_request_id(request: web.Request) -> str | None:
+    given = request.headers.get("x-request-id", "")
+    return given if given.isascii() and given else None
 
 
 def _endpoint(request: web.Request) -> Endpoint | None:

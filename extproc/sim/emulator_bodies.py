@@ -16,12 +16,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from extproc.sim.emulator_requests import Call, Endpoint
 from extproc.sim.emulator_schema import INVALID, RefusedError
 
 VERSION = "0.32.0"
 FINGERPRINT = f"vllm-{VERSION}-emulated"
 DONE = b"data: [DONE]\n\n"
+
+_ENCODER = msgspec.json.Encoder()
 
 _TEXT = (
     "the tide comes in and the gate stands open while water rises slowly over stone and sand "
@@ -38,8 +42,11 @@ def filler(seed: int, start: int, end: int) -> str:
 
 
 def dump(value: object) -> bytes:
-    """Write JSON as vLLM does: compact, UTF-8."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+    """Write JSON as vLLM does: compact, UTF-8; lone surrogates become question marks."""
+    try:
+        return _ENCODER.encode(value)
+    except UnicodeEncodeError:
+        return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode(errors="replace")
 
 
 def error_body(error: RefusedError, endpoint: Endpoint | None) -> bytes:

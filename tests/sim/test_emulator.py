@@ -343,6 +343,18 @@ async def test_errors_have_the_shape_of_the_endpoint(
     assert raw.endswith(b'"type":"Bad Request","param":"body.max_tokens","code":400}}')
 
 
+async def test_text_that_is_no_text_is_answered_all_the_same(
+    emulator: Emulator, http: aiohttp.ClientSession
+) -> None:
+    url = f"{emulator.url}/v1/chat/completions"
+    async with http.post(url, data=b'{"messages":[],"model":"\\ud800"}') as response:
+        assert response.status == 404
+        assert (await response.json())["error"]["message"].startswith("The model `?` does not")
+    headers = {"x-request-id": "é"}
+    async with http.post(url, json=CHAT, headers=headers) as response:
+        assert (await response.json())["id"].isascii()
+
+
 async def test_busy_engine_refuses(start: Start, http: aiohttp.ClientSession) -> None:
     emulator = await start(max_num_queued_reqs=1)
     response, raw = await post(http, emulator, "/v1/chat/completions", CHAT | {"n": 2})

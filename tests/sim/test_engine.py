@@ -154,6 +154,16 @@ def test_fcfs_preempts_the_last_admitted_and_admits_none_in_that_step() -> None:
     assert engine.generation_tokens_total == 32
 
 
+def test_victim_later_in_the_order_is_left_out_of_the_step() -> None:
+    engine = small(num_gpu_blocks=7)
+    for name in "abc":
+        engine.submit(Request(name, 4, 8), 0.0)
+    for _ in range(5):
+        assert engine.step().preempted == []
+    assert step(engine) == (1.2, ["a", "b"], [], ["c"])  # c's two blocks went to a and b
+    assert engine.free_blocks == 0
+
+
 def test_priority_preempts_the_worst_priority_then_the_latest() -> None:
     engine = small(policy=Policy.PRIORITY)
     engine.submit(Request("p9", 7, 9, priority=9), 0.0)

@@ -13,7 +13,7 @@ from extproc.sim.engine_config import EngineConfig, Policy
 
 CONFIGS = st.builds(
     EngineConfig,
-    num_gpu_blocks=st.integers(3, 20),
+    num_gpu_blocks=st.integers(3, 16),
     block_size=st.integers(1, 4),
     max_num_seqs=st.integers(1, 5),
     max_num_batched_tokens=st.integers(1, 20),
@@ -37,8 +37,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine = Engine(config)
 
     @rule(
-        prompt=st.integers(1, 40),
-        output=st.integers(1, 12),
+        prompt=st.integers(1, 6) | st.integers(1, 40),
+        output=st.integers(1, 20),
         priority=st.integers(-1, 2),
         prefix=st.sampled_from(["x", "y", ""]),
         later=st.sampled_from([0.0, 1.0]),
