@@ -36,7 +36,7 @@ def load(
         str, typer.Option(help="TENANT=SHARE,…: who is calling, and how often")
     ] = "pay=20,service=30,marketing=50",
     duration: Annotated[float, typer.Option(min=0, help="seconds")] = 30,
-    model: Annotated[str, typer.Option(help="the model that is asked for")] = "tiny",
+    model: Annotated[str, typer.Option(help="the model that is asked for")] = "qwen-72b-instruct",
     max_tokens: Annotated[int, typer.Option(min=1, help="longest answer that is asked for")] = 256,
     prompt_words: Annotated[int, typer.Option(min=1, help="length of a prompt")] = 200,
     stream: Annotated[bool, typer.Option(help="ask for streamed answers")] = True,
@@ -125,7 +125,7 @@ def table(tallies: Mapping[str, Tally], recent: int | None = None) -> Table:
     shown = Table(
         "tenant", caption="ms: time to first byte, p50 / p99, from when a request was due"
     )
-    for heading in ("sent", "by an engine", "fallback", "error", "engine ms", "fallback ms"):
+    for heading in ("sent", "engine", "fallback", "error", "engine ms", "fallback ms"):
         shown.add_column(heading, justify="right", no_wrap=True)
     for name, tally in tallies.items():
         shown.add_row(
@@ -210,5 +210,8 @@ def _milliseconds(tally: Tally, kind: Kind, recent: int | None) -> str:
         return "–"
     if recent is not None:
         latencies = latencies.recent(recent)
-    p50, p99 = latencies.percentiles(50, 99)
-    return f"{p50 * 1e3:.1f} / {p99 * 1e3:.1f}"
+    return " / ".join(_short(seconds * 1e3) for seconds in latencies.percentiles(50, 99))
+
+
+def _short(number: float) -> str:
+    return f"{number:.1f}" if number < 100 else f"{number:.0f}"
