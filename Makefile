@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: run test test-fast lint format clean
+.PHONY: run load test test-fast bench lint format clean
 
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -15,11 +15,17 @@ $(INSTALLED): pyproject.toml
 run: $(INSTALLED)  ## Envoy, Tidegate and two emulated engines on this machine; Ctrl-C stops it all
 	$(BIN)/tidegate up
 
+load: $(INSTALLED)  ## beside `make run`: a mix of callers, and who of them an engine answers
+	$(BIN)/tidegate load $(ARGS)
+
 test: $(INSTALLED)  ## every test that needs no real vLLM
 	$(BIN)/python -m pytest
 
 test-fast: $(INSTALLED)  ## the tests that start no other program
 	$(BIN)/python -m pytest -m 'not e2e and not vllm'
+
+bench: $(INSTALLED)  ## measure against the bars and floors of the design; ARGS=--quick for a minute
+	$(BIN)/python -m bench $(ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .

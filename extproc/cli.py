@@ -21,6 +21,7 @@ from rich.console import Console
 from extproc.config import Config, ConfigError, load
 from extproc.envoyconf.binary import EnvoyNotFoundError
 from extproc.envoyconf.errors import GenerationError
+from extproc.sim import load_cli
 from extproc.sim.cli import emulate
 from extproc.stand.children import ChildEndedError
 from extproc.stand.plan import make_plan
@@ -35,6 +36,7 @@ app = typer.Typer(
 )
 
 app.command()(emulate)
+app.command()(load_cli.load)
 
 CANNOT_RUN = 1
 BAD_CONFIGURATION = 2
