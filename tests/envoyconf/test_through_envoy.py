@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from aiohttp import web
+from grpc_health.v1 import health_pb2
 from yarl import URL
 
 pytestmark = pytest.mark.e2e
@@ -343,3 +344,20 @@ async def test_a_processor_that_dies_in_mid_exchange_does_what_is_configured(
     envoy.processor.reply = lambda request: 1 / 0
     assert (await envoy.post(CHAT, BODY))[0] == 200
     assert envoy.engine.seen[0].body == BODY
+
+
+async def test_a_processor_that_is_not_serving_is_passed_over(world: World) -> None:
+    envoy = await world()
+    await envoy.processor.health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+    async with asyncio.timeout(10):
+        while True:
+            envoy.processor.requests.clear()
+            assert (await envoy.post(CHAT, BODY))[0] == 200
+            if not envoy.processor.requests:
+                break
+            await asyncio.sleep(0.05)
+    await envoy.processor.health.set("", health_pb2.HealthCheckResponse.SERVING)
+    async with asyncio.timeout(10):
+        while not envoy.processor.requests:
+            assert (await envoy.post(CHAT, BODY))[0] == 200
+            await asyncio.sleep(0.05)
