@@ -34,6 +34,7 @@ class Processor:
         self.logged: asyncio.Queue[Any] = asyncio.Queue()
         self.reply: Callable[[Any], Any] = self.unchanged
         self.refusals = 0
+        self.health = health.aio.HealthServicer()
 
     @staticmethod
     def unchanged(request: Any) -> Any:
@@ -102,7 +103,7 @@ class Processor:
         for service, (method, handler) in handlers.items():
             generic = grpc.method_handlers_generic_handler(service, {method: handler})
             server.add_generic_rpc_handlers((generic,))
-        health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, server)
         server.add_insecure_port(address)
         await server.start()
         try:

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from aiohttp import web
+from grpc_health.v1 import health_pb2
 from yarl import URL
 
 pytestmark = pytest.mark.e2e
@@ -343,3 +344,65 @@ async def test_a_processor_that_dies_in_mid_exchange_does_what_is_configured(
     envoy.processor.reply = lambda request: 1 / 0
     assert (await envoy.post(CHAT, BODY))[0] == 200
     assert envoy.engine.seen[0].body == BODY
+
+
+async def test_a_processor_that_is_not_serving_is_passed_over(world: World) -> None:
+    envoy = await world()
+    await envoy.processor.health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+    async with asyncio.timeout(10):
+        while True:
+            envoy.processor.requests.clear()
+            assert (await envoy.post(CHAT, BODY))[0] == 200
+            if not envoy.processor.requests:
+                break
+            await asyncio.sleep(0.05)
+    await envoy.processor.health.set("", health_pb2.HealthCheckResponse.SERVING)
+    async with asyncio.timeout(10):
+        while not envoy.processor.requests:
+            assert (await envoy.post(CHAT, BODY))[0] == 200
+            await asyncio.sleep(0.05)
+
+
+async def test_a_stream_can_be_cut_and_ends_well(world: World) -> None:
+    """`end_of_stream` in a full-duplex reply goes beyond Envoy's documented contract."""
+    envoy = await world()
+    left = asyncio.Event()
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        try:
+            while True:
+                await response.write(
+                    b'data: {"usage":{"prompt_tokens":7,"completion_tokens":1}}\n\n'
+                )
+                await asyncio.sleep(0.01)
+        finally:
+            left.set()
+
+    def cut(request: Any) -> Any:
+        response = envoy.processor.unchanged(request)
+        kind = request.WhichOneof("request")
+        if kind == "request_body":
+            admit(response)
+        elif kind == "response_headers":
+            mode = response.mode_override
+            mode.request_body_mode = mode.BUFFERED
+            mode.response_header_mode = mode.SEND
+            mode.response_body_mode = mode.FULL_DUPLEX_STREAMED
+        elif kind == "response_body" and not left.is_set():
+            streamed = response.response_body.response.body_mutation.streamed_response
+            last = len(envoy.processor.requests) > 4
+            streamed.body = b"data: [DONE]\n\n" if last else request.response_body.body
+            streamed.end_of_stream = last
+        return response
+
+    envoy.engine.answer = endless
+    envoy.processor.reply = cut
+    status, body = await envoy.post(CHAT, BODY)
+    assert status == 200
+    assert body.startswith(b'data: {"usage"')
+    assert body.endswith(b"data: [DONE]\n\n")
+    await asyncio.wait_for(left.wait(), 5)
+    metadata = (await envoy.processor.next_log()).common_properties.metadata.filter_metadata
+    assert dict(metadata["tidegate.usage"].items()) == {"prompt_tokens": 7, "completion_tokens": 1}
