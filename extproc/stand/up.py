@@ -2,7 +2,7 @@
 
 Rules this module keeps:
 
-* Engines first, then Tidegate, then Envoy; each is waited for. They stop in the opposite order.
+* Engines and Tidegate first, then Envoy; each is waited for. They stop in the opposite order.
 * What runs is what a deployment runs: the same commands, the same generated Envoy configuration.
 """
 
@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 import aiohttp
 from rich.console import Console
@@ -45,16 +46,23 @@ async def running(plan: Plan) -> AsyncIterator[tuple[Child, ...]]:
     async with AsyncExitStack() as stack, aiohttp.ClientSession() as session:
         children: list[Child] = []
 
-        async def start(name: str, command: list[str], ready_url: str) -> None:
-            started = await stack.enter_async_context(child(name, command, plan.directory))
-            children.append(started)
-            await _until(started, lambda: _answers(session, ready_url))
+        async def start(*steps: tuple[str, list[str], str]) -> None:
+            """Start processes at a time and wait until each of them answers."""
+            for name, command, _ in steps:
+                started = await stack.enter_async_context(child(name, command, plan.directory))
+                children.append(started)
+            for started, (_, _, url) in zip(children[-len(steps) :], steps, strict=True):
+                await _until(started, partial(_answers, session, url))
 
-        for number, port in enumerate(plan.emulated, start=1):
-            url = f"http://127.0.0.1:{port}/health"
-            await start(f"engine-{number}", plan.emulator_command(port), url)
-        await start("tidegate", plan.serve_command(), f"http://{plan.config.listen.http}/readyz")
-        await start("envoy", envoy_command, f"http://{plan.config.envoy.admin}/ready")
+        await start(
+            *(
+                (f"engine-{number}", plan.emulator_command(port), f"http://127.0.0.1:{port}/health")
+                for number, port in enumerate(plan.emulated, start=1)
+            ),
+            ("tidegate", plan.serve_command(), f"http://{plan.config.listen.http}/readyz"),
+        )
+        # Last: Envoy would find the others sick, and look again only after a while.
+        await start(("envoy", envoy_command, f"http://{plan.config.envoy.admin}/ready"))
         yield tuple(children)
 
 
