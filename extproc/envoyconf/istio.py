@@ -15,6 +15,7 @@ from extproc.envoyconf.listener import access_log, guarded_manager
 from extproc.envoyconf.render import fields, render
 
 _MANAGER = "envoy.filters.network.http_connection_manager"
+_MANAGER_TYPE = "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
 _NOTES = """\
 Tidegate in an Istio gateway: `kubectl apply -f istio.yaml`.
   - Names (Service, namespaces, labels of the gateway) come from envoy.kubernetes.
@@ -65,9 +66,6 @@ def istio(config: Config) -> str:
         },
     }
     return render("istio", _NOTES, document)
-
-
-_MANAGER_TYPE = "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
 
 
 def _in_manager(sub_filter: str | None = None) -> dict[str, Any]:
