@@ -149,7 +149,7 @@ class Emulator:
             await asyncio.shield(self._driving)
 
     def _application(self) -> web.Application:
-        app = web.Application(client_max_size=MAX_BODY, middlewares=[self._middleware])
+        app = web.Application(client_max_size=MAX_BODY + 1, middlewares=[self._middleware])
         app.on_response_prepare.append(sign)
         for endpoint in Endpoint:
             app.router.add_post(endpoint, self._generate)
@@ -237,8 +237,10 @@ class Emulator:
         headers = {**self._request_id_header(request), "content-type": EVENTS}
         response = web.StreamResponse(headers=headers)
         await response.prepare(request)
-        while not generation.finished:
+        finished = False
+        while not finished:
             await generation.progress()
+            finished = generation.finished  # as of these news; more may come while they are written
             await response.write(reply.news())
             if self.faults.reset is Reset.MID_STREAM:
                 cut(request)
