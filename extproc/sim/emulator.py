@@ -149,7 +149,7 @@ class Emulator:
             await asyncio.shield(self._driving)
 
     def _application(self) -> web.Application:
-        app = web.Application(client_max_size=MAX_BODY + 1, middlewares=[self._middleware])
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[self._middleware])
         app.on_response_prepare.append(sign)
         for endpoint in Endpoint:
             app.router.add_post(endpoint, self._generate)
