@@ -53,7 +53,7 @@ async def metrics(http: aiohttp.ClientSession, emulator: Emulator) -> dict[str, 
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110 - gauges have no events
             await asyncio.sleep(0.001)
 
