@@ -237,8 +237,10 @@ class Emulator:
         headers = {**self._request_id_header(request), "content-type": EVENTS}
         response = web.StreamResponse(headers=headers)
         await response.prepare(request)
-        while not generation.finished:
+        finished = False
+        while not finished:
             await generation.progress()
+            finished = generation.finished  # as of these news; more may come while they are written
             await response.write(reply.news())
             if self.faults.reset is Reset.MID_STREAM:
                 cut(request)

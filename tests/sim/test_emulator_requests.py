@@ -131,6 +131,14 @@ def test_stream_options() -> None:
     assert (call.include_usage, call.continuous_usage) == (False, False)
 
 
+@pytest.mark.parametrize(
+    ("given_", "stream"),
+    [(True, True), ("yes", True), (1, True), (0, False), ("Off", False), (None, False)],
+)
+def test_booleans(given_: object, stream: bool) -> None:
+    assert chat(stream=given_).stream is stream
+
+
 def test_sampling_fields() -> None:
     call = chat(n=2, ignore_eos=True, min_tokens=50, max_tokens=9, priority="-3")
     assert (call.n, call.ignore_eos, call.min_tokens, call.priority) == (2, True, 9, -3)

@@ -254,6 +254,44 @@ def test_equal_prompts_computed_at_the_same_time_are_not_merged() -> None:
     assert engine.free_blocks == 8
 
 
+def test_usage_grows_as_was_measured_on_vllm() -> None:
+    """Measured: 128 blocks of 32, a prompt of 1,000 tokens: 32 / 127, then a block each 32 tokens."""
+    engine = small(num_gpu_blocks=128, block_size=32, max_num_batched_tokens=2048)
+    engine.submit(Request("a", 1000, 400), 0.0)
+    usage: list[float] = []
+    while not engine.idle:
+        engine.step()
+        usage.append(round(engine.kv_usage, 4))
+    assert sorted(set(usage[:-1]))[:3] == [0.2520, 0.2598, 0.2677]
+    assert usage.count(0.2598) == 32
+    assert max(usage) == 0.3465  # 44 blocks
+
+
+def test_full_cache_goes_as_was_measured_on_vllm() -> None:
+    """Measured: six of 600 + 400 tokens fill 127 blocks, then one of higher priority arrives.
+
+    Three preemptions; the late one overtakes all; the six end in the order of their arrival.
+    """
+    engine = small(
+        num_gpu_blocks=128,
+        block_size=32,
+        max_num_seqs=8,
+        max_num_batched_tokens=2048,
+        policy=Policy.PRIORITY,
+    )
+    for index in range(6):
+        engine.submit(Request(f"low{index}", 600, 400, priority=10), float(index))
+    while engine.running < 6:
+        engine.step()
+    while engine.preemptions_total == 0:
+        engine.step()
+    engine.submit(Request("high", 600, 95, priority=0), 9.0)
+    results = run(engine)
+    assert engine.preemptions_total == 3
+    finished = [name for result in results for name in result.finished]
+    assert finished == ["high", "low0", "low1", "low2", "low3", "low4", "low5"]
+
+
 def test_abort_frees_running_and_waiting() -> None:
     engine = small(max_num_seqs=1)
     engine.submit(Request("a", 5, 5), 0.0)
