@@ -77,7 +77,7 @@ def read(endpoint: Endpoint, body: bytes) -> Call:
         include_usage=_include_usage(members.stream_options),
         user=lax.hint(members.user) or lax.hint(_inner(members.metadata).user_id),
         session=lax.hint(members.session_id) or lax.hint(members.prompt_cache_key),
-        background=lax.boolean(members.background, "background"),
+        background=endpoint is Endpoint.RESPONSES and lax.boolean(members.background, "background"),
         gzipped=gzipped,
         body=body,
         lenient=lenient,
