@@ -77,6 +77,11 @@ class Limits:
     sampling: bool = False
     """Whether ``n``, and ``min_tokens``, which must not exceed the limit, count here."""
 
+    @property
+    def bounding(self) -> tuple[str, ...]:
+        """Every member that is a length."""
+        return (*self.names, "min_tokens") if self.sampling else self.names
+
 
 LIMITS: Mapping[Endpoint, Limits] = {
     Endpoint.CHAT: Limits(("max_completion_tokens", "max_tokens"), stop="stop", sampling=True),

@@ -1,10 +1,10 @@
 """Which call of the engine a path is.
 
 Rules:
-- A path is what the engine's router makes of it, no more and no less. uvicorn cuts the query (and
-  a fragment), undoes one layer of percent-encoding and hands the rest to starlette, which compares
-  it whole: case matters, double slashes, dot segments and ``;parameters`` stay and match nothing.
-  starlette's pattern ends in ``$``, so one line feed at the end (``%0A``) still matches.
+- A path is what the engine's router makes of it, no more and no less. uvicorn cuts scheme and
+  host, query and fragment, undoes one layer of percent-encoding and hands the rest to starlette,
+  which compares it whole: case matters; double slashes, dot segments and ``;parameters`` stay and
+  match nothing. starlette's pattern ends in ``$``, so one line feed at the end (``%0A``) does match.
 - A trailing slash is not the same path: the engine answers it with a redirect to the plain one,
   which then comes back through us.
 - ``None`` is a path that generates nothing (or nothing that JSON bounds): it passes untouched.
@@ -61,5 +61,7 @@ def endpoint_of(path: str) -> Endpoint | None:
     endpoint = _ENDPOINTS.get(path)
     if endpoint is not None:
         return endpoint
-    plain = unquote(path.partition("#")[0].partition("?")[0])
-    return _ENDPOINTS.get(plain.removesuffix("\n"))
+    target = path.partition("#")[0].partition("?")[0]
+    if not target.startswith("/"):  # http://host/path, as a proxy is asked
+        target = "/" + target.partition("://")[2].partition("/")[2]
+    return _ENDPOINTS.get(unquote(target).removesuffix("\n"))

@@ -18,6 +18,7 @@ ABSENT = Raw(b"")
 
 _INTEGER = re.compile(r"([+-]?\d+(?:_\d+)*)(?:\.0+)?", re.ASCII)
 _PLAIN_DIGITS = 18
+_PLAIN_TEXT = 256
 _LONGEST = 64 * 1024
 """Bytes; no member that is decoded here needs more."""
 _BOOLEANS = {b"": False, b"null": False, b"false": False, b"true": True}
@@ -86,6 +87,10 @@ def boolean(raw: Raw, name: str) -> bool:
 
 def text(raw: Raw, name: str) -> str:
     """Return a string, empty for null and absent; lone surrogates are no text."""
+    if len(raw) <= _PLAIN_TEXT:
+        literal = bytes(raw)
+        if literal.startswith(b'"') and b"\\" not in literal and literal.isascii():
+            return literal[1:-1].decode()
     found = value(raw, name)
     if found is None:
         return ""

@@ -30,6 +30,8 @@ _COUNTED = 32 * 1024
 
 _MEDIA_TOKENS = 1024
 """What an image or a sound costs, whatever its bytes: a usual size for vision models."""
+_MEDIA_MEMBER = 8 * 1024
+"""Bytes; shorter prompts are not searched."""
 _MEDIA_PARTS = 64
 """Parts of each kind that are looked for."""
 _MEDIA_BYTES = 1024
@@ -106,10 +108,10 @@ def prompt_tokens(body: bytes, members: Members) -> int:
 
     The whole body counts, except what no template shows to the model, so no member hides a prompt.
     """
-    size = len(body) - sum(len(getattr(members, name)) for name in _NOT_SHOWN)
+    size = len(body) - sum(map(len, map(members.__getattribute__, _NOT_SHOWN)))
     parts = 0
     for raw in (members.messages, members.input):
-        if len(raw) > _MEDIA_BYTES:
+        if len(raw) > _MEDIA_MEMBER:
             found, encoded = _media(bytes(raw))
             parts += found
             size -= encoded

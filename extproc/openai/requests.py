@@ -77,7 +77,7 @@ def read(endpoint: Endpoint, body: bytes) -> Call:
         include_usage=_include_usage(members.stream_options),
         user=lax.hint(members.user) or lax.hint(_inner(members.metadata).user_id),
         session=lax.hint(members.session_id) or lax.hint(members.prompt_cache_key),
-        background=lax.boolean(members.background, "background"),
+        background=endpoint is Endpoint.RESPONSES and lax.boolean(members.background, "background"),
         gzipped=gzipped,
         body=body,
         lenient=lenient,
@@ -154,9 +154,12 @@ def _invoked(members: Members) -> Endpoint:
 
 
 def _lengths(limits: Limits, limited: Members) -> dict[str, int]:
-    names = (*limits.names, "min_tokens") if limits.sampling else limits.names
-    asked = ((name, lax.integer(getattr(limited, name), name)) for name in names)
-    return {name: length for name, length in asked if length is not None}
+    lengths: dict[str, int] = {}
+    for name in limits.bounding:
+        asked = lax.integer(getattr(limited, name), name)
+        if asked is not None:
+            lengths[name] = asked
+    return lengths
 
 
 def _include_usage(stream_options: Raw) -> bool:
@@ -164,8 +167,10 @@ def _include_usage(stream_options: Raw) -> bool:
 
 
 def _structured(endpoint: Endpoint, members: Members) -> bool:
+    if not any(map(members.__getattribute__, _FORMS)):
+        return False  # Most calls.
     return (
-        any(not _null(getattr(members, name)) for name in _CONSTRAINTS)
+        not all(_null(getattr(members, name)) for name in _CONSTRAINTS)
         or _word(_inner(members.response_format).type) in _FORMATS
         or _word(_inner(_inner(members.text).format).type) in _FORMATS
         or not _null(_inner(members.output_config).format)
@@ -181,6 +186,14 @@ _CONSTRAINTS = (
     "guided_choice",
     "guided_grammar",
     "output_format",
+)
+_FORMS = (
+    *_CONSTRAINTS,
+    "response_format",
+    "text",
+    "output_config",
+    "tool_choice",
+    "function_call",
 )
 _FORMATS = frozenset(("json_object", "json_schema", "structural_tag"))
 
@@ -198,7 +211,7 @@ def _forced(endpoint: Endpoint, choice: Raw) -> bool:
 
 
 def _null(raw: Raw) -> bool:
-    return not raw or bytes(raw) == b"null"
+    return not raw or bytes(memoryview(raw)[:4]) == b"null"
 
 
 def _word(raw: Raw) -> str:

@@ -45,9 +45,9 @@ def rewrite(
 ) -> bytes | None:
     """Return the body for the engine, ``None`` if the client's own bytes will do.
 
-    ``max_output``: the most tokens for each choice, at least 1; ``None``: no limit. ``priority``: for engines that
-    schedule by it, ``None`` for the others. ``stop``: sequences that end the output, beside the
-    client's. ``include_usage``: a stream has to report its usage.
+    ``max_output``: the most tokens for each choice, at least 1; ``None``: no limit. ``priority``:
+    for engines that schedule by it, ``None`` for the others. ``stop``: sequences that end the
+    output, beside the client's. ``include_usage``: a stream has to report its usage.
     """
     changes = _stopped(call, stop)
     if max_output is not None:

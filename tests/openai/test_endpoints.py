@@ -33,6 +33,7 @@ def test_the_calls_of_the_engine(path: str, endpoint: Endpoint) -> None:
         "/v1%2Fchat/completions",
         "/v1%2fchat%2Fcompletions?x=%0A",
         "/%761/chat/%63ompletions",
+        "http://engine:8000/v1/chat/completions?x",
         "/v1/chat/completions%0A",
     ],
 )
@@ -46,6 +47,9 @@ def test_what_the_engine_routes_as_chat_is_chat(path: str) -> None:
         "",
         "/",
         "*",
+        "engine:8000",
+        "http://engine:8000",
+        "/x://engine/v1/chat/completions",
         "/v1/models",
         "/v1/messages/count_tokens",
         "/v1/chat/completions/render",

@@ -92,6 +92,8 @@ def test_texts() -> None:
     assert lax.text(Raw(b""), "model") == ""
     assert lax.text(Raw(b"null"), "model") == ""
     assert lax.text(Raw('"通义"'.encode()), "model") == "通义"
+    assert lax.text(Raw(b'"a\\u002fb"'), "model") == "a/b"
+    assert lax.text(Raw(b'"' + b"x" * 300 + b'"'), "model") == "x" * 300
     assert lax.hint(Raw(b'"alice"')) == "alice"
     assert lax.hint(Raw(b"7")) == ""
 

@@ -325,6 +325,12 @@ def test_retry_after_stays_within_what_clients_honour(seconds: int, header: str)
 
 # Texts.
 
+
+def test_half_an_emoji_is_replaced() -> None:
+    message = json.loads(shed(Endpoint.MESSAGES, message="a\ud83d").body)
+    assert message["content"] == [{"type": "text", "text": "a?"}]
+
+
 TEXTS = st.text() | st.sampled_from(
     ['"\\', "a\nb\r\nc", "\u2028\u2029\u0085", "\0\x1f\x7f", "data: [DONE]\n\n", "\ud800", "🎉"]
 )

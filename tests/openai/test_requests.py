@@ -160,6 +160,7 @@ def test_who_it_belongs_to() -> None:
 
 def test_background() -> None:
     assert call(Endpoint.RESPONSES, background=True).background
+    assert not call(Endpoint.CHAT, background="yes, please").background
 
 
 @pytest.mark.parametrize(

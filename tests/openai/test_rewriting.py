@@ -107,6 +107,11 @@ def test_a_limit_below_the_default_is_set() -> None:
     assert rewritten(COMPLETIONS, "{}", max_output=16) is None
 
 
+def test_without_a_limit_the_lengths_stay() -> None:
+    assert rewritten(CHAT, '{"max_tokens":9999}', max_output=None) is None
+    assert rewritten(CHAT, "{}", max_output=None, priority=3) == '{"priority":3}'
+
+
 def test_thinking_is_shortened_where_there_is_room() -> None:
     thinking = '{"type":"enabled","budget_tokens":9000,"display":"omitted"}'
     written = rewritten(MESSAGES, f'{{"max_tokens":9999,"thinking":{thinking}}}', max_output=4000)
