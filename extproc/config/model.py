@@ -240,7 +240,11 @@ class FallbackConfig(_Model):
 
 
 class Requests(_Model):
-    """How bodies are read. ``unreadable: pass`` sends what we cannot read on to the engine."""
+    """How bodies are read.
+
+    ``unreadable: pass`` sends what we cannot read on to the engine, unclamped. It is for callers that
+    are trusted: we refuse some bodies that an engine accepts.
+    """
 
     max_body: Size = 32 << 20
     unreadable: Literal["reject", "pass"] = "reject"

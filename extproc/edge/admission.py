@@ -94,6 +94,8 @@ class Admission:
             return PASS
         now = self._clock()
         call, defect = self._read(endpoint, request)
+        if call is not None:
+            endpoint = call.endpoint  # of a path that serves several, the body has told which
         pool = self._routing.pool(call.model if call else "")
         if pool is None:
             return PASS
@@ -108,7 +110,7 @@ class Admission:
             classification=classification,
             prompt_tokens=call.prompt_tokens if call else 0,
             body_bytes=len(request.body),
-            defect=defect.message if defect and not self._pass_unreadable else None,
+            defect=defect.message if defect and (call or not self._pass_unreadable) else None,
         )
         verdict = self._controller.decide(candidate, pool, now)
         if verdict.action is Action.ADMIT:
@@ -140,9 +142,13 @@ class Admission:
         if len(request.body) > self._max_body:
             return None, None  # refused for its size; nothing is parsed first
         try:
-            return read(endpoint, request.body), None
+            call = read(endpoint, request.body)
         except Unreadable as problem:
             return None, problem
+        if call.background:
+            # It would be answered at once and generate afterwards, out of every book.
+            return call, Unreadable("Background responses are not served here.", "background")
+        return call, None
 
     def _forward(
         self,

@@ -340,6 +340,28 @@ def test_an_unreadable_body_passes_where_that_is_configured_but_not_through_a_cl
     assert body["error"]["code"] == "kv_watermark"
 
 
+@pytest.mark.parametrize("pass_unreadable", [False, True])
+def test_a_response_that_would_run_on_in_the_background_is_refused(pass_unreadable: bool) -> None:
+    at = house(pass_unreadable=pass_unreadable)
+
+    status, headers, body = answered(
+        at.judge({"model": "qwen", "input": "hi", "background": True}, path="/v1/responses")
+    )
+
+    assert (status, headers["x-tidegate-reason"]) == (400, "bad_request")
+    assert body["error"]["param"] == "background"
+
+
+def test_a_path_that_serves_several_endpoints_is_what_its_body_is() -> None:
+    at = house()
+    at.fill(0.10)
+
+    _, _, body = answered(at.judge(CHAT, path="/invocations"))
+
+    assert body["object"] == "chat.completion"
+    assert at.recorder.records[0].endpoint == "chat"
+
+
 def test_a_body_over_the_limit_is_refused_before_it_is_read() -> None:
     status, headers, body = answered(house().judge(b"{" * 1001, accept_language="en"))
 
