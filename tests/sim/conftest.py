@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from extproc.sim.emulator import Emulator, EmulatorOptions
-from extproc.sim.emulator_faults import Faults
+from extproc.sim.emulator.faults import Faults
 from extproc.sim.engine_config import EngineConfig, Policy, StepCost
 
 Start = Callable[..., Awaitable[Emulator]]

@@ -17,7 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.sim.emulator import Emulator
-from extproc.sim.emulator_faults import Faults, FaultsError, MetricsFault, Reset
+from extproc.sim.emulator.faults import Faults, FaultsError, MetricsFault, Reset
 
 Start = Callable[..., Awaitable[Emulator]]
 HELLO = [{"role": "user", "content": "hello"}]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.sim.emulator_requests import Call, Endpoint, Prompt, read_call, read_tokenize
-from extproc.sim.emulator_schema import RefusedError
+from extproc.sim.emulator.requests import Call, Endpoint, Prompt, read_call, read_tokenize
+from extproc.sim.emulator.schema import RefusedError
 
 HELLO = [{"role": "user", "content": "hello"}]
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import log
 
-from extproc.sim.emulator_bodies import (
+from extproc.sim.emulator.bodies import (
     Bodies,
     ChatBodies,
     CompletionsBodies,
@@ -18,9 +18,9 @@ from extproc.sim.emulator_bodies import (
     Output,
     filler,
 )
-from extproc.sim.emulator_driver import Generation
-from extproc.sim.emulator_event_bodies import MessagesBodies, ResponsesBodies
-from extproc.sim.emulator_requests import Call, Endpoint
+from extproc.sim.emulator.driver import Generation
+from extproc.sim.emulator.event_bodies import MessagesBodies, ResponsesBodies
+from extproc.sim.emulator.requests import Call, Endpoint
 from extproc.sim.engine import Request
 
 _BODIES: Mapping[Endpoint, type[Bodies]] = {

@@ -12,8 +12,8 @@ import typer
 import uvloop
 
 from extproc.sim.emulator import EmulatorOptions, serve
-from extproc.sim.emulator_faults import Faults
-from extproc.sim.emulator_replies import OutputLength
+from extproc.sim.emulator.faults import Faults
+from extproc.sim.emulator.replies import OutputLength
 from extproc.sim.engine_config import EngineConfig, Policy, StepCost
 
 _COST = StepCost()

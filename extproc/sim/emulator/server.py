@@ -24,10 +24,10 @@ from typing import Self
 
 from aiohttp import web
 
-from extproc.sim.emulator_bodies import VERSION, Head, error_body
-from extproc.sim.emulator_driver import Driver, Generation
-from extproc.sim.emulator_faults import Faults, FaultsError, MetricsFault, ReceivedRequests, Reset
-from extproc.sim.emulator_http import (
+from extproc.sim.emulator.bodies import VERSION, Head, error_body
+from extproc.sim.emulator.driver import Driver, Generation
+from extproc.sim.emulator.faults import Faults, FaultsError, MetricsFault, ReceivedRequests, Reset
+from extproc.sim.emulator.http import (
     EVENTS,
     JSON,
     MAX_BODY,
@@ -36,10 +36,10 @@ from extproc.sim.emulator_http import (
     plain_body,
     sign,
 )
-from extproc.sim.emulator_metrics import CONTENT_TYPE, Page, metrics_page, process_page
-from extproc.sim.emulator_replies import OutputLength, Reply, sequences
-from extproc.sim.emulator_requests import BYTES_PER_TOKEN, Endpoint, read_call, read_tokenize
-from extproc.sim.emulator_schema import INVALID, RefusedError, read_json
+from extproc.sim.emulator.metrics import CONTENT_TYPE, Page, metrics_page, process_page
+from extproc.sim.emulator.replies import OutputLength, Reply, sequences
+from extproc.sim.emulator.requests import BYTES_PER_TOKEN, Endpoint, read_call, read_tokenize
+from extproc.sim.emulator.schema import INVALID, RefusedError, read_json
 from extproc.sim.engine import Engine, EngineBusyError
 from extproc.sim.engine_config import EngineConfig, Policy
 

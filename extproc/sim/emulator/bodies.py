@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from extproc.sim.emulator_requests import Call, Endpoint
-from extproc.sim.emulator_schema import INVALID, RefusedError
+from extproc.sim.emulator.requests import Call, Endpoint
+from extproc.sim.emulator.schema import INVALID, RefusedError
 
 VERSION = "0.32.0"
 FINGERPRINT = f"vllm-{VERSION}-emulated"

@@ -19,7 +19,7 @@ from enum import StrEnum
 from hashlib import blake2b
 from typing import Any
 
-from extproc.sim.emulator_schema import (
+from extproc.sim.emulator.schema import (
     Field,
     RefusedError,
     Schema,

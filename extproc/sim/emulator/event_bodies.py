@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from extproc.sim.emulator_bodies import Bodies, Head, Output, dump
+from extproc.sim.emulator.bodies import Bodies, Head, Output, dump
 
 
 def _event(kind: str, data: Mapping[str, object]) -> bytes:

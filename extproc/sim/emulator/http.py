@@ -9,8 +9,8 @@ from typing import NoReturn
 
 from aiohttp import web
 
-from extproc.sim.emulator_bodies import dump
-from extproc.sim.emulator_schema import INVALID, RefusedError
+from extproc.sim.emulator.bodies import dump
+from extproc.sim.emulator.schema import INVALID, RefusedError
 
 JSON = "application/json"
 EVENTS = "text/event-stream; charset=utf-8"
