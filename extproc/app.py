@@ -97,7 +97,7 @@ def build(config: Config) -> Tidegate:
     pools = {
         name: Pool(name, _pool_limits(pool), catalog.classes) for name, pool in config.pools.items()
     }
-    metrics = Metrics()
+    metrics = Metrics(config.pools, config.classes)
     metrics.registry.register(PoolCollector(pools, clock))
     admission = Admission(
         catalog=catalog,

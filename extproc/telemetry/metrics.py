@@ -10,7 +10,8 @@ Rules this module keeps:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -19,6 +20,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from extproc.core.capacity import Freshness, Pool
+from extproc.core.controller import Action
+from extproc.core.reasons import REASONS, Reason
 from extproc.core.records import Decided, Ended
 
 _DECISION_BUCKETS = (25e-6, 50e-6, 100e-6, 150e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 50e-3)
@@ -27,9 +30,14 @@ _DURATION_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
 
 
 class Metrics:
-    """Counts decisions and ends; an `extproc.core.records.Observer`."""
+    """Counts decisions and ends; an `extproc.core.records.Observer`.
 
-    def __init__(self) -> None:
+    Args:
+        pools: names of the pools.
+        classes: names of the classes.
+    """
+
+    def __init__(self, pools: Collection[str], classes: Collection[str]) -> None:
         self.registry = CollectorRegistry()
         self._decisions = Counter(
             "tidegate_decisions",
@@ -72,6 +80,12 @@ class Metrics:
         )
         # A child is found by its labels under a lock; the hot path keeps those it has found.
         self._decision_child = lru_cache(maxsize=1024)(self._decisions.labels)
+        for pool, service_class in itertools.product(pools, classes):
+            # Born at 0: `increase()` does not see the first event of a series that is born at 1.
+            for reason, entry in REASONS.items():
+                if entry.gate == "capacity":
+                    self._decision_child(pool, service_class, Action.SHED.value, reason.value)
+            self._decision_child(pool, service_class, Action.ADMIT.value, Reason.ADMITTED.value)
 
     def decided(self, record: Decided) -> None:
         """Count a verdict."""

@@ -52,7 +52,7 @@ def exposed() -> dict[str, frozenset[str]]:
     pool = Pool("model", PoolLimits(8, stale_after=1.0, unknown_after=30.0), [service_class])
     pool.join("engine:8000")
     pool.observe("engine:8000", Reading(0.5, 100, 16, 1, 0, 0), read_at=0.0, now=0.0)
-    metrics = Metrics()
+    metrics = Metrics(["*"], ["P0", "P1", "P2"])
     metrics.registry.register(PoolCollector({"model": pool}, lambda: 0.0))
     verdict = Verdict(Action.ADMIT, Reason.ADMITTED, Load(0.5, 1.0, 0, 1))
     metrics.decided(

@@ -1,0 +1,245 @@
+"""The configuration: sensible when empty, and clear about everything that is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.config import Config, ConfigError, load, load_keys, parse
+
+POOL = "pools: {m: {endpoints: {static: ['a:1']}}}\n"
+
+
+def problems(text: str) -> list[str]:
+    with pytest.raises(ConfigError) as raised:
+        parse(text)
+    return [str(problem) for problem in raised.value.problems]
+
+
+def test_an_empty_file_is_the_default_configuration() -> None:
+    config = parse("")
+
+    assert list(config.classes) == ["P0", "P1", "P2"]
+    assert config.classes["P0"].strict
+    assert config.classes["P0"].max_tokens == 512
+    assert config.classes["P1"].free_watermark.close == 0.08
+    assert config.classes["P2"].concurrency == 0.80
+    assert config.fallback.finish_reason == "load_shedding_fallback"
+    assert config.pools == {}
+
+
+def test_durations_and_sizes_are_written_as_people_do() -> None:
+    config = parse(
+        "requests: {max_body: 16MiB}\n"
+        "fallback: {retry_after: 20}\n"
+        "pools: {m: {endpoints: {static: ['a:1']}, scrape: {interval: 250ms, unknown_after: 2m}}}\n"
+    )
+
+    assert config.requests.max_body == 16 * 1024 * 1024
+    assert config.fallback.retry_after == 20.0
+    assert config.pools["m"].scrape.interval == 0.25
+    assert config.pools["m"].scrape.unknown_after == 120.0
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("nonsense: 1\n", ["line 1: nonsense: there is no such key"]),
+        (
+            "listen:\n  http: 127.0.0.1\n",
+            [
+                (
+                    "line 2: listen.http = '127.0.0.1': write host:port, or unix:///absolute/path where "
+                    "a socket is accepted"
+                )
+            ],
+        ),
+        (
+            "listen: {processor: 'unix://relative'}\n",
+            [
+                (
+                    "line 1: listen.processor = 'unix://relative': write a socket as unix:// and an "
+                    "absolute path"
+                )
+            ],
+        ),
+        (
+            "classes:\n  P0:\n    max_wait: 10 seconds\n",
+            [
+                (
+                    "line 3: classes.P0.max_wait = '10 seconds': write a duration such as 200ms, 15s, "
+                    "2m or 1h"
+                )
+            ],
+        ),
+        (
+            "requests: {max_body: 1GB}\n",
+            ["line 1: requests.max_body = '1GB': write a size in bytes, or such as 64KiB or 16MiB"],
+        ),
+        (
+            "classes:\n  P1:\n    free_watermark: {close: 0.3, open: 0.2}\n",
+            ["line 3: classes.P1.free_watermark: open (0.2) must not be under close (0.3)"],
+        ),
+        (
+            "classes:\n  A: {free_watermark: {close: 0.2, open: 0.3}}\n  B: {}\n",
+            [
+                "line 3: classes.B.free_watermark.close: under that of A above it",
+                "line 3: classes.B.free_watermark.open: under that of A above it",
+            ],
+        ),
+        (
+            "classes:\n  A: {concurrency: 0.5}\n  B: {strict: true}\n",
+            [
+                "line 3: classes.B.strict: A above it is not strict",
+                "line 3: classes.B.concurrency: over that of A above it",
+            ],
+        ),
+        ("tenants: {t: {class: P9}}\n", ["line 1: tenants.t.class: there is no class P9"]),
+        (
+            "tenants: {t: {class: P0, plan: gold}}\nplans: {free: {}}\n",
+            ["line 1: tenants.t.plan: there is no plan gold"],
+        ),
+        ("tasks: {t: {class: P9}}\n", ["line 1: tasks.t.class: there is no class P9"]),
+        (
+            "identity:\n  sources:\n    - {}\n",
+            ["line 3: identity.sources.0: give exactly one of metadata, header, api_key"],
+        ),
+        (
+            "pools: {m: {endpoints: {}}}\n",
+            ["line 1: pools.m.endpoints: give exactly one of static, dns (with port), file"],
+        ),
+        (
+            "pools: {m: {endpoints: {dns: x}}}\n",
+            ["line 1: pools.m.endpoints: dns and port go together"],
+        ),
+        (
+            "pools: {m: {endpoints: {static: ['a:1', 'a:1']}}}\n",
+            ["line 1: pools.m.endpoints: an endpoint is listed twice"],
+        ),
+        (
+            "pools: {m: {endpoints: {static: ['unix:///a']}}}\n",
+            [
+                "line 1: pools.m.endpoints: unix:///a: an engine is reached over TCP, write host:port"
+            ],
+        ),
+        (
+            "pools: {m: {aliases: [x], endpoints: {static: ['a:1']}}, x: {endpoints: {static: ['b:1']}}}\n",
+            ["line 1: pools: the model name x means two pools"],
+        ),
+        (
+            "pools: {m: {endpoints: {static: ['a:1']}, scrape: {stale_after: 100ms}}}\n",
+            ["line 1: pools.m.scrape: stale_after under interval would make every reading stale"],
+        ),
+        (
+            "pools: {m: {endpoints: {static: ['a:1']}, scrape: {unknown_after: 1s}}}\n",
+            ["line 1: pools.m.scrape: unknown_after must be over stale_after"],
+        ),
+        (
+            "fallback: {finish_reason: pause_turn}\n",
+            [
+                (
+                    "line 1: fallback.finish_reason = 'pause_turn': pause_turn makes Anthropic clients "
+                    "resend in a tight loop"
+                )
+            ],
+        ),
+        (
+            "fallback: {message: {en: 'in {minutes}'}}\n",
+            [
+                (
+                    "line 1: fallback.message.en = 'in {minutes}': only {seconds} can be filled in; "
+                    "write { as {{"
+                )
+            ],
+        ),
+        (
+            "fallback: {overrides: [{kind: error}]}\n",
+            ["line 1: fallback.overrides.0: select by at least one of reason, class, tenant"],
+        ),
+        (
+            "fallback: {overrides: [{kind: error, reason: admitted}]}\n",
+            ["line 1: fallback.overrides.0: admitted refuses nothing, there is no reply to it"],
+        ),
+        (
+            "fallback: {overrides: [{kind: fallback, tenant: t, status: 429}]}\n",
+            ["line 1: fallback.overrides.0: status goes with kind: error"],
+        ),
+        (
+            "fallback: {overrides: [{kind: error, class: P9}]}\n",
+            ["line 1: fallback.overrides.0.class: there is no class P9"],
+        ),
+        (
+            "envoy: {message_timeout: 10s}\n",
+            ["line 1: envoy.message_timeout: must be over classes.P0.max_wait"],
+        ),
+        ("a: 1\na: 2\n", ["line 2: yaml: the key a is written twice"]),
+        ("a: [\n", ["line 2: yaml: expected the node content, but found '<stream end>'"]),
+        ("- a\n", ["line 1: file: Input should be a valid dictionary or instance of Config"]),
+    ],
+)
+def test_what_is_wrong_is_said_with_line_path_value_and_reason(
+    text: str, expected: list[str]
+) -> None:
+    assert problems(text) == expected
+
+
+def test_several_problems_are_found_in_one_go() -> None:
+    found = problems("listen: {http: x}\nclasses: {P0: {max_tokens: 0}}\nnonsense: 1\n")
+
+    assert [each.split(":")[0] for each in found] == ["line 1", "line 2", "line 3"]
+
+
+def test_a_configuration_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        parse("").listen.http = "x:1"
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_a_configuration_or_a_config_error(text: str) -> None:
+    try:
+        config = parse(text)
+    except ConfigError:
+        return
+    assert isinstance(config, Config)
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe\xff"])
+def test_a_file_that_cannot_be_read_is_a_config_error(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    file = tmp_path / "tidegate.yaml"
+    if content is not None:
+        file.write_bytes(content)
+
+    with pytest.raises(ConfigError) as raised:
+        load(file)
+
+    (problem,) = raised.value.problems
+    assert problem.reason == ("No such file or directory" if content is None else "is not UTF-8")
+    assert raised.value.file == file
+
+
+def keys(tmp_path: Path, text: str) -> dict[str, str]:
+    (tmp_path / "keys.yaml").write_text(text, encoding="utf-8")
+    (tmp_path / "tidegate.yaml").write_text(
+        "identity: {sources: [{api_key: {file: keys.yaml}}, {header: {name: X-Tenant}}]}\n"
+    )
+    return load_keys(load(tmp_path / "tidegate.yaml"))
+
+
+def test_keys_are_found_beside_the_configuration(tmp_path: Path) -> None:
+    assert keys(tmp_path, f"{'AB' * 32}: pay\n") == {"ab" * 32: "pay"}
+
+
+@pytest.mark.parametrize(
+    "text", ["sk-secret: pay\n", "- sk-secret\n", f"{'ab' * 32}: 1\n", "a: [sk-secret\n"]
+)
+def test_a_bad_key_file_is_an_error_that_names_no_key(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        keys(tmp_path, text)
+
+    assert "sk-secret" not in str(raised.value)
+    assert "keys.yaml" in str(raised.value)
