@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import signal
+import sys
 import tempfile
 from collections.abc import Coroutine
 from pathlib import Path
@@ -26,6 +26,7 @@ from extproc.sim.emulator.cli import emulate
 from extproc.stand.children import ChildEndedError
 from extproc.stand.plan import make_plan
 from extproc.stand.up import NotReadyError, up
+from extproc.telemetry import logs
 
 app = typer.Typer(
     name="tidegate",
@@ -66,7 +67,7 @@ def serve(config: ConfigFile) -> None:
     """Run the processor that Envoy asks."""
     from extproc import app as application  # heavy: only this command needs it
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logs.configure(sys.stderr)
     settings = _load_or_exit(config)
     try:
         tidegate = application.build(settings)
