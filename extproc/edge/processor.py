@@ -4,13 +4,15 @@ Rules this module keeps:
 
 * One exchange per stream; whatever ends the stream (Envoy's end, a cancellation, a fault of ours)
   closes the exchange, so that nothing stays reserved.
-* A fault of ours ends the stream with an error and Envoy does what ``failure_mode`` says; it is
-  logged without anything that the caller sent.
+* A fault of ours ends the stream with an error and Envoy does what ``failure_mode`` says. It is
+  logged by its kind and its place, not by its message, which may quote what the caller sent; and it
+  ends here, because gRPC would log it in full.
 """
 
 from __future__ import annotations
 
 import logging
+import traceback
 from typing import Any
 
 import grpc
@@ -42,9 +44,14 @@ class Processor:
         try:
             while (message := await context.read()) is not aio.EOF:
                 await context.write(wire.encode(exchange.receive(wire.decode(message))))
-        except Exception:
-            log.exception("exchange failed", extra={"state": exchange.state.value})
-            raise
+        except Exception as error:
+            log.error("exchange failed", extra=_told(error, exchange))
+            await context.abort(grpc.StatusCode.INTERNAL, "exchange failed")
         finally:
             self.streams -= 1
             exchange.close()
+
+
+def _told(error: Exception, exchange: Exchange) -> dict[str, str]:
+    place = "".join(traceback.format_tb(error.__traceback__))
+    return {"state": exchange.state.value, "error": type(error).__name__, "traceback": place}

@@ -25,7 +25,7 @@ class RecordingGatekeeper:
         if request.body.startswith(b"p"):
             return Judgement(Forward())
         if request.body.startswith(b"f"):
-            raise RuntimeError("a fault of ours")
+            raise RuntimeError(f"a fault of ours with {request.body!r}")
         ident = f"x{len(self.judged)}"
         self.held.add(ident)
         return Judgement(

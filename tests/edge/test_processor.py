@@ -110,16 +110,18 @@ async def test_a_fault_ends_the_stream_and_tells_the_log_nothing_private(
 ) -> None:
     async with served(gatekeeper, tmp_path) as (processor, channel):
         call = stream(channel)
-        with caplog.at_level(logging.ERROR, logger="extproc"):
+        with caplog.at_level(logging.DEBUG):
             await call.write(body(b"f: a prompt that is private"))
             with pytest.raises(aio.AioRpcError) as raised:
                 await call.read()
-        assert raised.value.code() is grpc.StatusCode.UNKNOWN
+        assert raised.value.code() is grpc.StatusCode.INTERNAL
         await until_idle(processor)
 
     assert gatekeeper.held == set()
-    assert "exchange failed" in caplog.text
-    assert "private" not in caplog.text
+    (record,) = [each for each in caplog.records if each.message == "exchange failed"]
+    assert (vars(record)["error"], vars(record)["state"]) == ("RuntimeError", "start")
+    assert "in judge" in vars(record)["traceback"]
+    assert not [each for each in caplog.records if "private" in str(vars(each))]
 
 
 async def test_the_access_log_reports_each_end(gatekeeper: Any, tmp_path: Path) -> None:
