@@ -68,7 +68,9 @@ class Figure:
 
     @property
     def ratio(self) -> float | None:
-        """The median of the rounds' ratios to the floor."""
+        """The median of the rounds' ratios to the floor; None where the floor is too low to see."""
+        if not all(self.floors):
+            return None
         return self._paired(lambda value, floor: value / floor)
 
     @property

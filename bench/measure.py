@@ -42,12 +42,12 @@ class WrongAnswerError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Seconds, from when a request was due."""
+    """Seconds, from when a request was due; ``late``: how late requests left, p99."""
 
     p50: float
     p99: float
     worst: float
-    late_p99: float
+    late: float
 
 
 class Bench:

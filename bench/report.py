@@ -12,14 +12,20 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from bench.figures import Against, Bar
+from bench.figures import Against, Bar, Figure
 from bench.measure import Latency
 from bench.runs import Results
 
 
 def figures(results: Results) -> Table:
     """Return a table of all figures; it fits 80 columns."""
-    table = Table(title="median of the rounds", box=box.SIMPLE)
+    table = Table(
+        title="median of the rounds / the floor that stands beside it",
+        caption="late: how late requests left, p99; over a few ms, the machine was too busy",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
     table.add_column("figure", no_wrap=True)
     for heading in ("value", "rounds", "floor", "over it", "bar", "met"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -42,8 +48,7 @@ def rates(results: Results) -> Table:
     """Return a table of fallback latency by rate."""
     table = Table(
         title="fallbacks, open loop: ms from when a request was due",
-        caption="no-op: its floor in the same run; late: p99 of how late requests left",
-        box=box.SIMPLE,
+        box=box.SIMPLE_HEAD,
     )
     for heading in ("per second", "p50", "no-op", "p99", "no-op", "worst", "no-op", "late"):
         table.add_column(heading, justify="right")
@@ -53,7 +58,7 @@ def rates(results: Results) -> Table:
             for name in ("p50", "p99", "worst")
             for latency in (row.latency, row.floor)
         ]
-        table.add_row(f"{row.rate:g}", *cells, _milliseconds(row.latency, "late_p99"))
+        table.add_row(f"{row.rate:g}", *cells, _milliseconds(row.latency, "late"))
     return table
 
 
@@ -102,11 +107,9 @@ def machine() -> Mapping[str, str | int | None]:
 
 
 def _over_floor(figure: Figure) -> str:
-    if figure.ratio is None or figure.added is None:
-        return ""
     if figure.bar is not None and figure.bar.against is Against.ADDED:
-        return f"+ {_short(figure.added)} {figure.unit}"
-    return f"{figure.ratio:.2f} ×"
+        return "" if figure.added is None else f"+ {_short(figure.added)} {figure.unit}"
+    return "" if figure.ratio is None else f"{figure.ratio:.2f} ×"
 
 
 def _bar(bar: Bar | None, unit: str) -> str:

@@ -109,7 +109,7 @@ async def _cpu_admitted(
         Figure(
             "CPU, admitted", "µs", values, floor, _scaled(floors, _US), Bar(limit, Against.RATIO)
         )
-        for floor, floors, limit in (("no-op", passing, 1.3), ("no-op, 3 messages", three, 1.0))
+        for floor, floors, limit in (("no-op", passing, 1.3), ("3 messages", three, 1.0))
     ]
 
 
@@ -136,7 +136,7 @@ async def _cpu_idle(
         [await bench.idle_cpu(gateway, extent.seconds) * _MS]
         for gateway in (stand.tidegate, stand.passing)
     ]
-    return [Figure("CPU, idle, per second", "ms", idle[0], "no-op", idle[1])]
+    return [Figure("CPU, idle, a second", "ms", idle[0], "no-op", idle[1])]
 
 
 async def _added_latency(
@@ -151,7 +151,7 @@ async def _added_latency(
         ],
     )
     name = f"admitted at {CALM_RATE:g}/s"
-    return _latencies(name, subject, "Envoy alone", floor, p50=Bar(1.6, Against.ADDED))
+    return _latencies(name, subject, "Envoy", floor, p50=Bar(1.6, Against.ADDED))
 
 
 async def _rates(
@@ -202,7 +202,7 @@ def _latencies(
             _scaled([getattr(each, label) for each in floor], _MS),
             bar,
         )
-        for label, bar in (("p50", p50), ("p99", p99))
+        for label, bar in (("p50", p50), ("p99", p99), ("late", None))
     ]
 
 
