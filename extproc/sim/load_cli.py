@@ -98,8 +98,8 @@ async def _run(
     rng: random.Random,
 ) -> Mapping[str, Tally]:
     async with Client(url, clock=time.monotonic) as client:
-        await client.connect(_CONNECTIONS)
         load = Load(client, traffics, rng)
+        await client.connect(_CONNECTIONS)
         with Live(console=console, auto_refresh=False, transient=True) as live:
             showing = asyncio.create_task(_show(live, load.tallies))
             try:

@@ -1,0 +1,212 @@
+"""What is measured: Tidegate and its floors, each a processor behind an Envoy of its own.
+
+Rules this module keeps:
+
+* Every Envoy has the configuration that Tidegate generates; a floor differs from it only in what
+  makes it that floor.
+* Envoy fails closed, so an exchange that the processor never saw cannot be taken for a fast one.
+* Everything listens on loopback or on a socket in a folder of its own, and ends with the block.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import yaml
+
+from extproc import contract
+from extproc.config import Config, parse
+from extproc.envoyconf.binary import find_envoy
+from extproc.envoyconf.bootstrap import bootstrap
+from extproc.sim.http_client import Answer
+from extproc.sim.load import Kind, kind_of
+from extproc.stand.children import Child, child
+from extproc.stand.plan import free_port, tidegate
+
+TENANT_HEADER = "x-tenant-id"
+ADMITTED = "pay"
+SHED = "marketing"
+START_SECONDS = 30.0
+
+Edit = Callable[[dict[str, Any]], None]
+"""Changes a connection manager, as the bootstrap writes it, in place."""
+
+
+def unchanged(_: dict[str, Any]) -> None:
+    """Leave the connection manager as it is."""
+
+
+class NotReadyError(RuntimeError):
+    """A gateway did not come up in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """An Envoy with its processor.
+
+    Attributes:
+        url: where clients connect.
+        processor: the process id of the processor; None for Envoy alone.
+        answers: who answers each tenant.
+    """
+
+    url: str
+    processor: int | None
+    answers: Mapping[str, Kind]
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """Everything that is measured.
+
+    Attributes:
+        tidegate: the subject.
+        passing: a no-op processor that lets every exchange pass.
+        answering: a no-op processor that answers every exchange with a fallback built before.
+        three_messages: as ``passing``, where Envoy sends request headers, body, response headers.
+        envoy_alone: no processor and none of our filters.
+    """
+
+    tidegate: Gateway
+    passing: Gateway
+    answering: Gateway
+    three_messages: Gateway
+    envoy_alone: Gateway
+
+
+@asynccontextmanager
+async def running(directory: Path, *, envoy_workers: int) -> AsyncIterator[Stand]:
+    """Run the whole stand; inside the block all of it is up.
+
+    Raises:
+        EnvoyNotFoundError: Envoy is not installed.
+        NotReadyError: something could not start; its log in the directory says why.
+    """
+    engine = free_port()
+    async with AsyncExitStack() as stack, aiohttp.ClientSession() as session:
+
+        async def start(name: str, command: list[str]) -> Child:
+            return await stack.enter_async_context(child(name, command, directory))
+
+        async def gateway(
+            name: str,
+            processor: Callable[[Path, Config], list[str]] | None,
+            answers: Mapping[str, Kind],
+            edit: Edit = unchanged,
+        ) -> Gateway:
+            text = configuration(directory / f"{name}.sock", engine)
+            config, file = parse(text), directory / f"{name}.tidegate.yaml"
+            file.write_text(text, encoding="utf-8")
+            started = None
+            if processor is not None:
+                started = await start(name, processor(file, config))
+            envoy_file = directory / f"{name}.envoy.yaml"
+            envoy_file.write_text(edited(bootstrap(config), edit), encoding="utf-8")
+            envoy = [str(find_envoy()), "-c", str(envoy_file), "--log-level", "warning"]
+            # Hot restart is about a shared id: several Envoys on one machine would collide.
+            options = ["--concurrency", str(envoy_workers), "--disable-hot-restart"]
+            await start(f"{name}.envoy", [*envoy, *options])
+            pid = None if started is None else started.process.pid
+            built = Gateway(f"http://{config.envoy.listener}", pid, answers)
+            await _until_serving(session, name, built)
+            return built
+
+        await start("engine", [sys.executable, "-m", "bench.upstream", str(engine)])
+        passed, answered = {ADMITTED: Kind.ENGINE}, {SHED: Kind.FALLBACK}
+        yield Stand(
+            tidegate=await gateway("tidegate", _tidegate, {**passed, **answered}),
+            passing=await gateway("passing", _noop("admit"), passed),
+            answering=await gateway("answering", _noop("shed"), answered),
+            three_messages=await gateway("three_messages", _noop("admit"), passed, send_headers),
+            envoy_alone=await gateway("envoy_alone", None, passed, without_tidegate),
+        )
+
+
+def configuration(socket: Path, engine: int) -> str:
+    """Return the text of a configuration in which `ADMITTED` is admitted and `SHED` is shed."""
+    settings = {
+        "listen": {
+            "processor": f"unix://{socket}",
+            "http": f"127.0.0.1:{free_port()}",
+            "control": f"127.0.0.1:{free_port()}",
+        },
+        "envoy": {
+            "listener": f"127.0.0.1:{free_port()}",
+            "admin": None,
+            "failure_mode": "closed",
+        },
+        "identity": {"sources": [{"header": {"name": TENANT_HEADER, "trusted": True}}]},
+        "tenants": {ADMITTED: {"class": "P0"}, SHED: {"class": "P2"}},
+        "pools": {
+            "*": {
+                "endpoints": {"static": [f"127.0.0.1:{engine}"]},
+                # Never the limit here: the load decides how much is in flight.
+                "max_concurrency": 1_000_000,
+                "scheduling_policy": "priority",
+            }
+        },
+    }
+    return yaml.safe_dump(settings, sort_keys=False)
+
+
+def edited(text: str, edit: Edit) -> str:
+    """Return a bootstrap whose connection manager is changed."""
+    document = yaml.safe_load(text)
+    (listener,) = document["static_resources"]["listeners"]
+    edit(listener["filter_chains"][0]["filters"][0]["typed_config"])
+    return yaml.safe_dump(document, sort_keys=False)
+
+
+def send_headers(manager: dict[str, Any]) -> None:
+    """Have Envoy send request headers in a message of their own, not as attributes."""
+    (ext_proc,) = (f for f in manager["http_filters"] if f["name"] == contract.FILTER_NAME)
+    ext_proc["typed_config"]["processing_mode"]["request_header_mode"] = "SEND"
+    del ext_proc["typed_config"]["request_attributes"]
+
+
+def without_tidegate(manager: dict[str, Any]) -> None:
+    """Leave nothing but the router."""
+    manager["http_filters"] = manager["http_filters"][-1:]
+    manager.pop("access_log", None)
+
+
+def _tidegate(file: Path, _: Config) -> list[str]:
+    return [*tidegate(), "serve", "--config", str(file)]
+
+
+def _noop(replies: str) -> Callable[[Path, Config], list[str]]:
+    def command(_: Path, config: Config) -> list[str]:
+        return [sys.executable, "-m", "bench.noop", config.listen.processor, replies]
+
+    return command
+
+
+async def _until_serving(session: aiohttp.ClientSession, name: str, gateway: Gateway) -> None:
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            for tenant, expected in gateway.answers.items():
+                while True:
+                    if await _answer(session, gateway.url, tenant) is expected:
+                        break
+                    await asyncio.sleep(0.1)
+    except TimeoutError as error:
+        raise NotReadyError(f"{name} does not serve {gateway.url} as it should") from error
+
+
+async def _answer(session: aiohttp.ClientSession, url: str, tenant: str) -> Kind:
+    request = {"model": "bench", "messages": [{"role": "user", "content": "ready?"}]}
+    headers = {TENANT_HEADER: tenant}
+    try:
+        async with session.post(
+            f"{url}/v1/chat/completions", json=request, headers=headers
+        ) as response:
+            return kind_of(Answer(response.status, await response.read(), 0.0, 0.0))
+    except aiohttp.ClientError:
+        return Kind.ERROR
