@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: run test test-fast lint format clean
+.PHONY: run test test-fast test-vllm lint format clean
 
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -20,6 +20,10 @@ test: $(INSTALLED)  ## every test that needs no real vLLM
 
 test-fast: $(INSTALLED)  ## the tests that start no other program
 	$(BIN)/python -m pytest -m 'not e2e and not vllm'
+
+test-vllm: $(INSTALLED)  ## the tests against two real vLLM servers; builds .vllm (2.2 GB) the first time
+	$(BIN)/python -m tests.vllm.environment
+	$(BIN)/python -m pytest tests/vllm -m vllm
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
