@@ -81,7 +81,7 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
     return partial.rename(folder)
 
 
-def tail(log: Path, lines: int = 40) -> str:
+def tail(log: Path, lines: int = 100) -> str:
     """Return the last lines of a log file."""
     text = log.read_text(encoding="utf-8", errors="replace")
     return "\n".join(text.splitlines()[-lines:])
