@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: run load test test-fast bench lint format clean
+.PHONY: run load test test-fast test-vllm bench lint format clean
 
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -23,6 +23,10 @@ test: $(INSTALLED)  ## every test that needs no real vLLM
 
 test-fast: $(INSTALLED)  ## the tests that start no other program
 	$(BIN)/python -m pytest -m 'not e2e and not vllm'
+
+test-vllm: $(INSTALLED)  ## the tests against two real vLLM servers; builds .vllm (2.2 GB) the first time
+	$(BIN)/python -m tests.vllm.environment
+	$(BIN)/python -m pytest tests/vllm -m vllm
 
 bench: $(INSTALLED)  ## measure against the bars and floors of the design; ARGS=--quick for a minute
 	$(BIN)/python -m bench $(ARGS)
