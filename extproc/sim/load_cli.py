@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import random
@@ -54,7 +55,7 @@ def load(
     """Send a mix of callers to a running Tidegate and show who is answered by an engine.
 
     Requests leave on schedule however slow the answers are (open loop), and latencies count from
-    the time a request was due.
+    the time a request was due. Ctrl-C ends it early.
     """
     keys = _pairs(key or [], "--key")
     body = _chat(model, max_tokens, prompt_words, stream=stream)
@@ -101,12 +102,13 @@ async def _run(
         load = Load(client, traffics, rng)
         await client.connect(_CONNECTIONS)
         with Live(console=console, auto_refresh=False, transient=True) as live:
-            showing = asyncio.create_task(_show(live, load.tallies))
-            try:
-                await load.run(poisson(rate, duration, rng), patience=patience)
-            finally:
+            async with asyncio.TaskGroup() as tasks:
+                showing = tasks.create_task(_show(live, load.tallies))
+                # Ctrl-C ends the load; what came of it so far is still told.
+                with contextlib.suppress(asyncio.CancelledError):
+                    await load.run(poisson(rate, duration, rng), patience=patience)
                 showing.cancel()
-        return load.tallies
+    return load.tallies
 
 
 async def _show(live: Live, tallies: Mapping[str, Tally]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,7 +26,11 @@ class Gateway(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     asked: list[tuple[str | None, str | None, dict[str, Any]]]
 
+    def on_request(self) -> None:
+        pass
+
     def do_POST(self) -> None:
+        self.on_request()
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         tenant = self.headers["x-tenant-id"]
         self.asked.append((tenant, self.headers["authorization"], body))
@@ -80,6 +85,24 @@ def test_keys_in_place_of_the_header(gateway: tuple[str, type[Gateway]]) -> None
     assert code == 0
     assert {(tenant, key) for tenant, key, _ in handler.asked} == {(None, "Bearer sk-1")}
     assert handler.asked[0][2]["stream"] is True
+
+
+def test_ctrl_c_still_tells_what_came_of_it(
+    gateway: tuple[str, type[Gateway]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, handler = gateway
+    main = threading.main_thread().ident
+    assert main is not None
+    interrupted = threading.Lock()
+
+    def interrupt_once(_: Gateway) -> None:
+        if interrupted.acquire(blocking=False):
+            signal.pthread_kill(main, signal.SIGINT)
+
+    monkeypatch.setattr(handler, "on_request", interrupt_once)
+    code, output = run("--url", url, "--rate", "100", "--duration", "60", "--mix", "pay=1")
+    assert code == 0
+    assert "pay" in output
 
 
 def test_nobody_listens(gateway: tuple[str, type[Gateway]]) -> None:
