@@ -96,33 +96,35 @@ def outcome(status: int, flags: Any) -> Outcome:
     The client's leaving is looked at first: Envoy then resets the engine's side itself, which must
     not count against the engine.
     """
-    if status == 0 or any(getattr(flags, name) for name in _CLIENT_FLAGS):
+    raised = {field.name for field, _ in flags.ListFields()}
+    if status == 0 or raised & _CLIENT_FLAGS:
         return Outcome.CLIENT_GONE
-    if flags.upstream_request_timeout or flags.stream_idle_timeout or flags.duration_timeout:
+    if raised & _TIMEOUT_FLAGS:
         return Outcome.TIMEOUT
-    if any(getattr(flags, name) for name in _ENGINE_FLAGS):
+    if raised & _ENGINE_FLAGS:
         return Outcome.ENGINE_ERROR
     if status == 503:
         return Outcome.ENGINE_REJECTED
     return Outcome.ENGINE_ERROR if status >= 500 else Outcome.COMPLETED
 
 
-_CLIENT_FLAGS = (
-    "downstream_connection_termination",
-    "downstream_remote_reset",
-    "downstream_protocol_error",
+_CLIENT_FLAGS = frozenset(
+    ("downstream_connection_termination", "downstream_remote_reset", "downstream_protocol_error")
 )
-_ENGINE_FLAGS = (
-    "failed_local_healthcheck",
-    "no_healthy_upstream",
-    "local_reset",
-    "upstream_remote_reset",
-    "upstream_connection_failure",
-    "upstream_connection_termination",
-    "upstream_overflow",
-    "no_route_found",
-    "upstream_protocol_error",
-    "upstream_max_stream_duration_reached",
-    "upstream_retry_limit_exceeded",
-    "no_cluster_found",
+_TIMEOUT_FLAGS = frozenset(("upstream_request_timeout", "stream_idle_timeout", "duration_timeout"))
+_ENGINE_FLAGS = frozenset(
+    (
+        "failed_local_healthcheck",
+        "no_healthy_upstream",
+        "local_reset",
+        "upstream_remote_reset",
+        "upstream_connection_failure",
+        "upstream_connection_termination",
+        "upstream_overflow",
+        "no_route_found",
+        "upstream_protocol_error",
+        "upstream_max_stream_duration_reached",
+        "upstream_retry_limit_exceeded",
+        "no_cluster_found",
+    )
 )

@@ -79,7 +79,12 @@ class Metrics:
             registry=self.registry,
         )
         # A child is found by its labels under a lock; the hot path keeps those it has found.
-        self._decision_child = lru_cache(maxsize=1024)(self._decisions.labels)
+        keep = lru_cache(maxsize=1024)
+        self._decision_child = keep(self._decisions.labels)
+        self._ended_child = keep(self._ended.labels)
+        self._seconds_child = keep(self._seconds.labels)
+        self._prompt_child = keep(self._prompt.labels)
+        self._output_child = keep(self._output.labels)
         for pool, service_class in itertools.product(pools, classes):
             # Born at 0: `increase()` does not see the first event of a series that is born at 1.
             for reason, entry in REASONS.items():
@@ -98,12 +103,12 @@ class Metrics:
     def ended(self, record: Ended) -> None:
         """Count an end, and the tokens where the engine told them."""
         labels = (record.pool, record.service_class)
-        self._ended.labels(*labels, record.outcome.value).inc()
-        self._seconds.labels(*labels).observe(record.seconds)
+        self._ended_child(*labels, record.outcome.value).inc()
+        self._seconds_child(*labels).observe(record.seconds)
         if record.prompt_tokens is not None:
-            self._prompt.labels(*labels).observe(record.prompt_tokens)
+            self._prompt_child(*labels).observe(record.prompt_tokens)
         if record.completion_tokens is not None:
-            self._output.labels(*labels).observe(record.completion_tokens)
+            self._output_child(*labels).observe(record.completion_tokens)
 
     def render(self) -> bytes:
         """Return the page that Prometheus scrapes, in the text format."""
