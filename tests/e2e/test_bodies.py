@@ -13,6 +13,8 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from extproc.sim.engine_config import EngineConfig, StepCost
+
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -29,7 +31,8 @@ TINY = b'{"a":"bc"}'
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared(opened: Any) -> AsyncIterator[Any]:
-    async with opened(CONFIG, engines=1) as stand:
+    fast = EngineConfig(cost=StepCost(0.001, 0.0, 0.0))
+    async with opened(CONFIG, engines=1, engine=fast) as stand:
         yield stand
 
 
