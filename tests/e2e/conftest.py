@@ -9,18 +9,21 @@ import os
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.sim.emulator import Emulator, EmulatorOptions
+from extproc.sim.emulator_faults import Faults
 from extproc.sim.engine_config import EngineConfig, Policy
-from extproc.stand.children import Child
+from extproc.stand.children import Child, child
 from extproc.stand.plan import Plan, make_plan
 from extproc.stand.up import running
 
@@ -37,6 +40,8 @@ fallback: {language: en}
 pools:
   "*": {scheduling_policy: priority, max_concurrency: 64, scrape: {interval: 50ms, stale_after: 500ms}}
 """
+
+CLASSES = ("P0", "P1", "P2")
 
 
 class Samples:
@@ -61,6 +66,15 @@ class Samples:
         plain = {key.rstrip("_"): value for key, value in labels.items()}
         return self._samples.get((f"tidegate_{name}", frozenset(plain.items())))
 
+    def sum(self, name: str, **labels: str) -> float:
+        """Return the sum of the samples of ``tidegate_NAME`` that have at least these labels."""
+        wanted = {(key.rstrip("_"), value) for key, value in labels.items()}
+        return sum(
+            value
+            for (sample, has), value in self._samples.items()
+            if sample == f"tidegate_{name}" and wanted <= has
+        )
+
 
 @dataclass(frozen=True)
 class Received:
@@ -72,14 +86,34 @@ class Received:
     body: bytes
 
 
+async def eventually(
+    wanted: Callable[[], bool | Awaitable[bool]], what: str, seconds: float = 10
+) -> None:
+    """Wait until something holds: by state, not by time."""
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                held = wanted()
+                if held if isinstance(held, bool) else await held:
+                    return
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        raise AssertionError(f"never: {what}") from None
+
+
 @dataclass
 class Stand:
     """A running stand and the hands that tests lay on it."""
 
     plan: Plan
     engines: list[Emulator]
-    children: Mapping[str, Child]
+    children: dict[str, Child]
     http: httpx.AsyncClient
+    stack: AsyncExitStack
+    seen: dict[str, int] = field(default_factory=dict)
+    before: Samples = field(default_factory=lambda: Samples(""))
+
+    eventually = staticmethod(eventually)
 
     @property
     def url(self) -> str:
@@ -94,25 +128,39 @@ class Stand:
             self.url + path, content=content, headers={"content-type": "application/json", **named}
         )
 
+    async def _requests(self, engine: str) -> list[dict[str, Any]]:
+        page = await self.http.get(f"http://{engine}/_emulator/requests")
+        return [
+            each
+            for each in page.json()["requests"]
+            if each["method"] == "POST" and each["path"].startswith("/v1/")
+        ]
+
     async def received(self) -> list[Received]:
-        """Return the generating calls that the engines got."""
-        found = []
-        for engine in self.engines:
-            page = await self.http.get(f"{engine.url}/_emulator/requests")
-            found += [
-                Received(
-                    {name.lower(): value for name, value in each["headers"]},
-                    each["body_length"],
-                    each["body_sha256"],
-                    base64.b64decode(each["body_base64"] or ""),
-                )
-                for each in page.json()["requests"]
-                if each["method"] == "POST" and each["path"].startswith("/v1/")
-            ]
-        return found
+        """Return the generating calls that the engines got since the last `reset`."""
+        return [
+            Received(
+                {name.lower(): value for name, value in each["headers"]},
+                each["body_length"],
+                each["body_sha256"],
+                base64.b64decode(each["body_base64"] or ""),
+            )
+            for engine in self.plan.engines
+            for each in (await self._requests(engine))[self.seen.get(engine, 0) :]
+        ]
 
     async def metrics(self) -> Samples:
         return Samples((await self.http.get(self.plan.metrics_url)).text)
+
+    async def envoy(self, stat: str) -> int:
+        """Return one of Envoy's own counters or gauges; 0 where it has not been needed yet."""
+        admin = f"http://{self.plan.config.envoy.admin}/stats"
+        page = await self.http.get(admin, params={"filter": f"^{stat}$", "format": "json"})
+        return sum(int(each["value"]) for each in page.json()["stats"] if "value" in each)
+
+    def grown(self, seen: Samples, name: str, **labels: str) -> float:
+        """Return by how much a counter has grown since the last `reset`."""
+        return seen.sum(name, **labels) - self.before.sum(name, **labels)
 
     async def until(
         self, wanted: Callable[[Samples], bool], what: str, seconds: float = 10
@@ -129,6 +177,13 @@ class Stand:
         except TimeoutError:
             raise AssertionError(f"never: {what}; the metrics are\n{seen}") from None
 
+    async def until_envoy(self, stat: str, wanted: Callable[[int], bool]) -> None:
+        """Wait until one of Envoy's own counters or gauges is as wanted."""
+        await eventually(lambda: self._is(stat, wanted), stat)
+
+    async def _is(self, stat: str, wanted: Callable[[int], bool]) -> bool:
+        return wanted(await self.envoy(stat))
+
     async def show_usage(self, used: float) -> None:
         """Let every engine report this KV usage, and wait until Tidegate has seen it."""
         for engine in self.engines:
@@ -142,51 +197,138 @@ class Stand:
         )
 
     async def idle(self) -> None:
-        """Wait until nothing is in flight."""
+        """Wait until nothing is in flight, neither in the books nor in an engine."""
         await self.until(lambda seen: seen.of("in_flight", pool="*") == 0, "nothing in flight")
+        await eventually(lambda: all(each.engine.idle for each in self.engines), "idle engines")
 
-    def kill(self, name: str) -> None:
+    async def settled(self) -> None:
+        """Wait until nothing is in flight and Envoy has told the end of all that was admitted."""
+        await self.idle()
+        await self.until(
+            lambda seen: (
+                seen.sum("decisions_total", verdict="admit") == seen.sum("exchanges_ended_total")
+            ),
+            "an end for each exchange",
+        )
+
+    async def reset(self) -> None:
+        """Make a shared stand as good as new: no faults, nothing in flight, all classes open."""
+        for engine in self.engines:
+            engine.faults = Faults()
+        await self.settled()
+        await self.until(
+            lambda seen: (
+                all(seen.of("class_closed", pool="*", class_=each) == 0 for each in CLASSES)
+                and all(self.state(seen, each) == "fresh" for each in self.plan.engines)
+            ),
+            "open classes and fresh readings",
+        )
+        self.seen = {each: len(await self._requests(each)) for each in self.plan.engines}
+        self.before = await self.metrics()
+
+    def state(self, seen: Samples, endpoint: str) -> str:
+        """Return how far the reading of an endpoint is trusted."""
+        states = ("fresh", "stale", "unknown")
+        named = {
+            each: seen.of("endpoint_state", pool="*", endpoint=endpoint, state=each)
+            for each in states
+        }
+        (state,) = (each for each, value in named.items() if value == 1)
+        return state
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Send a signal to a process of the stand."""
+        os.killpg(self.children[name].process.pid, number)
+
+    async def kill(self, name: str) -> None:
         """Kill a process of the stand as the kernel would."""
-        os.killpg(self.children[name].process.pid, signal.SIGKILL)
+        self.signal(name, signal.SIGKILL)
+        await self.children[name].process.wait()
+
+    async def restart(self) -> None:
+        """Start Tidegate anew on the addresses of the one that has ended."""
+        command, directory = self.plan.serve_command(), self.plan.directory
+        self.children["tidegate"] = await self.stack.enter_async_context(
+            child("tidegate-again", command, directory)
+        )
+
+        await eventually(self.ready, "a Tidegate that is ready")
+        await self.until(
+            lambda seen: all(self.state(seen, each) == "fresh" for each in self.plan.engines),
+            "fresh readings",
+        )
+
+    async def ready(self) -> bool:
+        """Say whether Tidegate calls itself ready."""
+        try:
+            page = await self.http.get(f"http://{self.plan.config.listen.http}/readyz")
+        except httpx.TransportError:
+            return False
+        return page.status_code == 200
 
 
+@asynccontextmanager
+async def open_stand(
+    more: str = "", *, engines: int = 2, engine: EngineConfig | None = None
+) -> AsyncIterator[Stand]:
+    """Run a stand.
+
+    Args:
+        more: configuration; what it says replaces the whole key of `CONFIG`.
+        engines: how many engines to emulate in this process; 0: two in processes of their own.
+        engine: their size, policy and speed.
+    """
+    options = EmulatorOptions(
+        model="qwen", engine=engine or EngineConfig(policy=Policy.PRIORITY), keep_requests=4096
+    )
+    async with AsyncExitStack() as stack:
+        emulators = [await stack.enter_async_context(Emulator(options)) for _ in range(engines)]
+        # A socket's path must be short, and pytest's folders are not.
+        short = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-")))
+        config = short / "config.yaml"
+        settings = yaml.safe_load(CONFIG) | (yaml.safe_load(more) or {})
+        config.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+        addresses = tuple(f"127.0.0.1:{each.port}" for each in emulators)
+        plan = make_plan(short, port=0, engines=addresses, config=config)
+        children = await stack.enter_async_context(running(plan))
+        http = await stack.enter_async_context(httpx.AsyncClient(timeout=30))
+        stand = Stand(plan, emulators, {each.name: each for each in children}, http, stack)
+        await stand.reset()
+        yield stand
+
+
+OpenStand = Callable[..., AbstractAsyncContextManager[Stand]]
 StandMaker = Callable[..., Awaitable[Stand]]
 
 
-@pytest.fixture
-async def stand_with(tmp_path: Path) -> AsyncIterator[StandMaker]:
-    """Start a stand: ``await stand_with(more_yaml, engines=2, engine=EngineConfig(...))``."""
+@pytest.fixture(scope="session")
+def opened() -> OpenStand:
+    """Give `open_stand`, for stands that a whole module shares."""
+    return open_stand
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def stand_with() -> AsyncIterator[StandMaker]:
+    """Start a stand for one test: ``await stand_with(more_yaml, engines=2)``."""
     async with AsyncExitStack() as stack:
 
         async def start(
             more: str = "", *, engines: int = 2, engine: EngineConfig | None = None
         ) -> Stand:
-            options = EmulatorOptions(
-                model="qwen", engine=engine or EngineConfig(policy=Policy.PRIORITY)
-            )
-            emulators = [await stack.enter_async_context(Emulator(options)) for _ in range(engines)]
-            config = tmp_path / "config.yaml"
-            config.write_text(CONFIG + more, encoding="utf-8")
-            # A socket's path must be short, and pytest's folders are not.
-            short = stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-"))
-            plan = make_plan(
-                Path(short),
-                port=0,
-                engines=tuple(f"127.0.0.1:{each.port}" for each in emulators),
-                config=config,
-            )
-            children = await stack.enter_async_context(running(plan))
-            http = await stack.enter_async_context(httpx.AsyncClient(timeout=30))
-            stand = Stand(plan, emulators, {each.name: each for each in children}, http)
-            await stand.until(
-                lambda seen: seen.of("free_ratio_observed", pool="*") is not None, "a first reading"
-            )
-            return stand
+            return await stack.enter_async_context(open_stand(more, engines=engines, engine=engine))
 
         yield start
 
 
-@pytest.fixture
-async def stand(stand_with: StandMaker) -> Stand:
-    """A stand as configured above, with two engines."""
-    return await stand_with()
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared() -> AsyncIterator[Stand]:
+    """A stand as configured above, for a whole module; a module may have another one instead."""
+    async with open_stand() as stand:
+        yield stand
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def stand(shared: Stand) -> Stand:
+    """The module's stand, as good as new."""
+    await shared.reset()
+    return shared

@@ -10,7 +10,7 @@ import pytest
 
 from extproc.sim.engine_config import EngineConfig, Policy, StepCost
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 
 CHAT = {"model": "qwen", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
 ENDLESS = {**CHAT, "max_tokens": 2000, "ignore_eos": True, "stream": True}
@@ -135,13 +135,9 @@ async def test_how_exchanges_end_and_what_they_used_is_counted(stand: Any) -> No
     ):
         await stand.post(body, x_tenant_id="pay")
 
-    await stand.until(
-        lambda seen: (
-            seen.of("exchanges_ended_total", pool="*", class_="P0", outcome="completed") == 2
-        ),
-        "two completed",
-    )
+    await stand.settled()
     seen = await stand.metrics()
-    assert seen.of("output_tokens_sum", pool="*", class_="P0") == 8
+    assert stand.grown(seen, "exchanges_ended_total", class_="P0", outcome="completed") == 2
+    assert stand.grown(seen, "output_tokens_sum", class_="P0") == 8
     admitted = {"class_": "P0", "verdict": "admit", "reason": "admitted"}
-    assert seen.of("decisions_total", pool="*", **admitted) == 2
+    assert stand.grown(seen, "decisions_total", **admitted) == 2
