@@ -21,7 +21,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.sim.emulator import Emulator, EmulatorOptions
-from extproc.sim.emulator_faults import Faults
+from extproc.sim.emulator.faults import Faults
 from extproc.sim.engine_config import EngineConfig, Policy
 from extproc.stand.children import Child, child
 from extproc.stand.plan import Plan, make_plan
