@@ -22,9 +22,8 @@ def figures(results: Results) -> Table:
     table = Table(
         title="median of the rounds / the floor that stands beside it",
         caption="late: how late requests left, p99; over a few ms, the machine was too busy",
-        box=box.SIMPLE_HEAD,
+        box=None,
         padding=(0, 1, 0, 0),
-        pad_edge=False,
     )
     table.add_column("figure", no_wrap=True)
     for heading in ("value", "rounds", "floor", "over it", "bar", "met"):

@@ -73,7 +73,7 @@ async def run(stand: Stand, bench: Bench, extent: Extent, say: Callable[[str], N
     results.rows = await _rates(stand, bench, extent, say)
     results.figures += await _saturation(stand, bench, extent, say)
     after = _memory(stand.tidegate)
-    results.figures.append(Figure("memory, after it all", "MiB", [after], "before", [before]))
+    results.figures.append(Figure("memory after it all", "MiB", [after], "before", [before]))
     return results
 
 
@@ -88,7 +88,7 @@ async def _fallback_latency(
             lambda: bench.latency(stand.answering, SHED, RATE, extent.seconds),
         ],
     )
-    name = f"fallback at {RATE:g}/s"
+    name = f"fallback {RATE:g}/s"
     return _latencies(name, subject, "no-op", floor, p99=Bar(5.0, Against.VALUE))
 
 
@@ -106,9 +106,7 @@ async def _cpu_admitted(
     )
     values = _scaled(subject, _US)
     return [
-        Figure(
-            "CPU, admitted", "µs", values, floor, _scaled(floors, _US), Bar(limit, Against.RATIO)
-        )
+        Figure("CPU admitted", "µs", values, floor, _scaled(floors, _US), Bar(limit, Against.RATIO))
         for floor, floors, limit in (("no-op", passing, 1.3), ("3 messages", three, 1.0))
     ]
 
@@ -125,7 +123,7 @@ async def _cpu_shed(
         ],
     )
     values, floors = _scaled(subject, _US), _scaled(floor, _US)
-    return [Figure("CPU, shed", "µs", values, "no-op", floors, Bar(1.3, Against.RATIO))]
+    return [Figure("CPU shed", "µs", values, "no-op", floors, Bar(1.3, Against.RATIO))]
 
 
 async def _cpu_idle(
@@ -136,7 +134,7 @@ async def _cpu_idle(
         [await bench.idle_cpu(gateway, extent.seconds) * _MS]
         for gateway in (stand.tidegate, stand.passing)
     ]
-    return [Figure("CPU, idle, a second", "ms", idle[0], "no-op", idle[1])]
+    return [Figure("CPU idle, a second", "ms", idle[0], "no-op", idle[1])]
 
 
 async def _added_latency(
@@ -150,7 +148,7 @@ async def _added_latency(
             lambda: bench.latency(stand.envoy_alone, ADMITTED, CALM_RATE, extent.seconds),
         ],
     )
-    name = f"admitted at {CALM_RATE:g}/s"
+    name = f"admitted {CALM_RATE:g}/s"
     return _latencies(name, subject, "Envoy", floor, p50=Bar(1.6, Against.ADDED))
 
 
@@ -172,7 +170,7 @@ async def _rates(
 async def _saturation(
     stand: Stand, bench: Bench, extent: Extent, say: Callable[[str], None]
 ) -> list[Figure]:
-    say("fallbacks, closed loop")
+    say("fallbacks closed loop")
     width, seconds = extent.concurrency, extent.seconds / 2
     subject, floor = await in_turn(
         extent.rounds,
@@ -181,7 +179,7 @@ async def _saturation(
             lambda: bench.saturation(stand.answering, SHED, width, seconds),
         ],
     )
-    return [Figure("fallbacks, closed loop", "/s", subject, "no-op", floor)]
+    return [Figure("fallbacks closed loop", "/s", subject, "no-op", floor)]
 
 
 def _latencies(
@@ -195,7 +193,7 @@ def _latencies(
 ) -> list[Figure]:
     return [
         Figure(
-            f"{name}, {label}",
+            f"{name} {label}",
             "ms",
             _scaled([getattr(each, label) for each in subject], _MS),
             floor_name,
