@@ -19,7 +19,7 @@ from bench import report
 from bench.measure import Bench
 from bench.runs import FULL, QUICK, Results, run
 from bench.stand import running
-from extproc.sim.precise_loop import precise_loop
+from extproc.sim.loadgen.precise_loop import precise_loop
 
 
 def main(

@@ -19,8 +19,8 @@ from typing import TypeVar
 import psutil
 
 from bench.stand import TENANT_HEADER, Gateway
-from extproc.sim.http_client import Client
-from extproc.sim.load import Kind, Load, Tally, Traffic, poisson
+from extproc.sim.loadgen.http_client import Client
+from extproc.sim.loadgen.load import Kind, Load, Tally, Traffic, poisson
 
 BODY_BYTES = 2048
 PATIENCE = 30.0

@@ -25,8 +25,8 @@ from extproc import contract
 from extproc.config import Config, parse
 from extproc.envoyconf.binary import find_envoy
 from extproc.envoyconf.bootstrap import bootstrap
-from extproc.sim.http_client import Answer
-from extproc.sim.load import Kind, kind_of
+from extproc.sim.loadgen.http_client import Answer
+from extproc.sim.loadgen.load import Kind, kind_of
 from extproc.stand.children import Child, child
 from extproc.stand.plan import free_port, tidegate
 

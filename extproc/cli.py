@@ -21,8 +21,8 @@ from rich.console import Console
 from extproc.config import Config, ConfigError, load
 from extproc.envoyconf.binary import EnvoyNotFoundError
 from extproc.envoyconf.errors import GenerationError
-from extproc.sim import load_cli
 from extproc.sim.emulator.cli import emulate
+from extproc.sim.loadgen import cli as load_cli
 from extproc.stand.children import ChildEndedError
 from extproc.stand.plan import make_plan
 from extproc.stand.up import NotReadyError, up

@@ -1,13 +1,16 @@
 """What passes between Envoy and an exchange, free of protobuf: events in, replies out.
 
-Events are what Envoy says; each waits for one reply. Replies are what the exchange answers.
+Events are what Envoy says; each waits for one reply. Replies are what the exchange answers. All are
+`msgspec.Struct`: one of each is made for every message, and those are made at a tenth of the cost of
+a frozen dataclass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum
+
+import msgspec
 
 
 class Phase(Enum):
@@ -21,8 +24,7 @@ class Phase(Enum):
     RESPONSE_TRAILERS = "response_trailers"
 
 
-@dataclass(slots=True)
-class Event:
+class Event(msgspec.Struct, gc=False):
     """One message from Envoy.
 
     Attributes:
@@ -37,30 +39,28 @@ class Event:
     """
 
     phase: Phase
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     path: str = ""
     request_id: str = ""
-    metadata: Mapping[str, object] = field(default_factory=dict)
+    metadata: Mapping[str, object] = msgspec.field(default_factory=dict)
     body: bytes = b""
     end_of_stream: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Continue:
+class Continue(msgspec.Struct, frozen=True, gc=False):
     """Go on unchanged."""
 
     phase: Phase
 
 
-@dataclass(frozen=True, slots=True)
-class Forward:
+class Forward(msgspec.Struct, frozen=True, gc=False):
     """Send the request on to the engine.
 
     Attributes:
         body: the body in place of the client's, or None to leave it byte for byte.
         set_headers: request headers to set.
         clear_route: choose the route anew, because a header that decides it was set.
-        metadata: dynamic metadata under our own namespace.
+        metadata: dynamic metadata under our own namespace; the id comes first, the rest repeats.
     """
 
     body: bytes | None = None
@@ -69,8 +69,7 @@ class Forward:
     metadata: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True, gc=False):
     """Answer the client at once; the engine never sees the request."""
 
     status: int
@@ -79,8 +78,7 @@ class Answer:
     metadata: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class LabelResponse:
+class LabelResponse(msgspec.Struct, frozen=True, gc=False):
     """Set headers on the engine's response and go on."""
 
     set_headers: tuple[tuple[str, str], ...]

@@ -3,7 +3,7 @@
 Rules this module keeps:
 
 * Messages are read and written with the C implementation (upb); nothing is parsed twice.
-* Replies that never vary are built once.
+* Replies, and parts of replies, that repeat are built once.
 * Header values go out as ``raw_value``: Envoy ignores ``value`` where raw headers are in use.
 * A field that newer Envoys added and our definitions misplace (11 of ``ProcessingResponse``) is
   never set.
@@ -118,7 +118,7 @@ def encode(reply: Reply) -> bytes:
 @lru_cache(maxsize=256)
 def _encode_labels(set_headers: tuple[tuple[str, str], ...]) -> bytes:
     response = pb.ProcessingResponse()
-    _set_headers(response.response_headers.response.header_mutation, set_headers)
+    response.response_headers.response.header_mutation.MergeFromString(_mutation(set_headers))
     return bytes(response.SerializeToString())
 
 
@@ -129,7 +129,7 @@ def _encode_forward(reply: Forward) -> bytes:
     if reply.body is not None:
         common.body_mutation.body = reply.body
     if reply.set_headers:
-        _set_headers(common.header_mutation, reply.set_headers)
+        common.header_mutation.MergeFromString(_mutation(reply.set_headers))
     common.clear_route_cache = reply.clear_route
     _set_metadata(response, reply.metadata)
     return bytes(response.SerializeToString())
@@ -139,24 +139,40 @@ def _encode_answer(reply: Answer) -> bytes:
     response = pb.ProcessingResponse()
     immediate = response.immediate_response
     immediate.status.code = reply.status
-    _set_headers(immediate.headers, reply.headers)
+    immediate.headers.MergeFromString(_mutation(reply.headers))
     immediate.body = reply.body
     _set_metadata(response, reply.metadata)
     return bytes(response.SerializeToString())
 
 
-def _set_headers(mutation: Any, headers: tuple[tuple[str, str], ...]) -> None:
+@lru_cache(maxsize=1024)
+def _mutation(headers: tuple[tuple[str, str], ...]) -> bytes:
+    """Return the bytes of the ``HeaderMutation`` that sets these headers."""
+    mutation = pb.HeaderMutation()
     for name, value in headers:
         option = mutation.set_headers.add(append_action=_OVERWRITE)
         option.header.key = name
         option.header.raw_value = value.encode()
+    return bytes(mutation.SerializeToString())
 
 
 def _set_metadata(response: Any, metadata: tuple[tuple[str, str], ...]) -> None:
     if metadata:
-        fields = response.dynamic_metadata.fields[contract.NAMESPACE].struct_value.fields
-        for name, value in metadata:
-            fields[name].string_value = value
+        (name, ident), *_ = metadata
+        response.dynamic_metadata.MergeFromString(_namespaced(metadata[1:]))
+        own = response.dynamic_metadata.fields[contract.NAMESPACE].struct_value
+        own.fields[name].string_value = ident
+
+
+@lru_cache(maxsize=4096)
+def _namespaced(metadata: tuple[tuple[str, str], ...]) -> bytes:
+    """Return the bytes of a ``Struct`` with these values under our namespace."""
+    struct = Struct()
+    own = struct.fields[contract.NAMESPACE].struct_value
+    own.SetInParent()
+    for name, value in metadata:
+        own.fields[name].string_value = value
+    return bytes(struct.SerializeToString())
 
 
 def _build_continue() -> Mapping[Phase, bytes]:

@@ -21,7 +21,7 @@ _PLAIN_DIGITS = 18
 _PLAIN_TEXT = 256
 _LONGEST = 64 * 1024
 """Bytes; no member that is decoded here needs more."""
-_BOOLEANS = {b"": False, b"null": False, b"false": False, b"true": True}
+_BOOLEANS = {b"null": False, b"false": False, b"true": True}
 _TRUE = frozenset(("1", "on", "t", "true", "y", "yes"))
 _FALSE = frozenset(("0", "off", "f", "false", "n", "no"))
 
@@ -74,6 +74,8 @@ def integer(raw: Raw, name: str) -> int | None:
 
 def boolean(raw: Raw, name: str) -> bool:
     """Return the boolean that the engine sees, false for null and absent."""
+    if not raw:
+        return False
     literal = _BOOLEANS.get(bytes(raw))
     if literal is not None:
         return literal
@@ -106,6 +108,8 @@ def text(raw: Raw, name: str) -> str:
 
 def hint(raw: Raw) -> str:
     """Return a string that nothing depends on: whatever else is there counts as absent."""
+    if not raw:
+        return ""
     try:
         return text(raw, "")
     except Unreadable:

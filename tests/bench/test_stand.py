@@ -14,8 +14,8 @@ from bench import noop, stand, upstream
 from extproc.config import parse
 from extproc.engines import page
 from extproc.envoyconf.bootstrap import bootstrap
-from extproc.sim.http_client import Answer, Response
-from extproc.sim.load import Kind, kind_of
+from extproc.sim.loadgen.http_client import Answer, Response
+from extproc.sim.loadgen.load import Kind, kind_of
 
 
 def manager(edit: stand.Edit) -> dict[str, Any]:

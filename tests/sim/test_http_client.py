@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.sim.http_client import Answer, BadResponseError, Client, Response
+from extproc.sim.loadgen.http_client import Answer, BadResponseError, Client, Response
 
 PLAIN = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\nContent-Length: 5\r\n\r\nhello"
 CHUNKED = (

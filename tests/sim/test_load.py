@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from extproc.openai import replies
 from extproc.openai.endpoints import Endpoint
 from extproc.openai.requests import read
-from extproc.sim.http_client import Answer, Client
-from extproc.sim.load import (
+from extproc.sim.loadgen.http_client import Answer, Client
+from extproc.sim.loadgen.load import (
     Kind,
     Latencies,
     Load,
@@ -26,7 +26,7 @@ from extproc.sim.load import (
     kind_of,
     poisson,
 )
-from extproc.sim.precise_loop import precise_loop
+from extproc.sim.loadgen.precise_loop import precise_loop
 
 FINE = b'{"id":"chatcmpl-1","object":"chat.completion"}'
 

@@ -15,9 +15,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from extproc.cli import app
-from extproc.sim.http_client import Answer
-from extproc.sim.load import Tally
-from extproc.sim.load_cli import notes, parse_mix, table
+from extproc.sim.loadgen.cli import notes, parse_mix, table
+from extproc.sim.loadgen.http_client import Answer
+from extproc.sim.loadgen.load import Tally
 
 
 class Gateway(BaseHTTPRequestHandler):

@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from extproc.sim.http_client import Client
-from extproc.sim.load import Kind, Load, Tally, Traffic, poisson
-from extproc.sim.precise_loop import precise_loop
+from extproc.sim.loadgen.http_client import Client
+from extproc.sim.loadgen.load import Kind, Load, Tally, Traffic, poisson
+from extproc.sim.loadgen.precise_loop import precise_loop
 
 RECENT = 500
 """How many of the last latencies the live table looks at."""

@@ -23,7 +23,7 @@ from enum import Enum
 from functools import partial
 from random import Random
 
-from extproc.sim.http_client import Answer, Client
+from extproc.sim.loadgen.http_client import Answer, Client
 
 _FALLBACK = re.compile(rb'"id"\s*:\s*"(?:chatcmpl-|cmpl-|resp_|msg_)promo[-_]shedded[-_]')
 

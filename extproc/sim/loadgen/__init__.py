@@ -1,0 +1,1 @@
+"""The open-loop load generator, and `tidegate load`."""
