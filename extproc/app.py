@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
+from grpc import aio
 from grpc_health.v1 import health_pb2
 
 from extproc.config import Config, PoolConfig, load_keys
@@ -42,6 +43,8 @@ log = logging.getLogger(__name__)
 
 DRAIN_SECONDS = 30.0
 """How long running exchanges may go on after a stop was asked for."""
+LAST_RECORDS_SECONDS = 0.5
+"""How long Envoy may take to log the end of the last of them."""
 
 
 class EngineBooks:
@@ -127,7 +130,7 @@ async def serve(tidegate: Tidegate, stop: asyncio.Event, started: Callable[[], N
     """Run until ``stop`` is set, then drain; ``started`` is called when Envoy can connect.
 
     Raises:
-        RuntimeError, OSError: an address cannot be bound.
+        CannotListenError: an address cannot be bound.
     """
     listen = tidegate.config.listen
     handlers = (tidegate.processor.handler(), tidegate.access_log.handler())
@@ -147,8 +150,17 @@ async def serve(tidegate: Tidegate, stop: asyncio.Event, started: Callable[[], N
         finally:
             await health.enter_graceful_shutdown()
             log.info("draining", extra={"streams": tidegate.processor.streams})
-            await grpc_server.stop(DRAIN_SECONDS)
+            await _drain(tidegate.processor, grpc_server)
             scraping.cancel()
+
+
+async def _drain(processor: Processor, grpc_server: aio.Server) -> None:
+    """Let running exchanges end; Envoy's access-log stream, which never ends, is not waited for."""
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(grpc_server.stop(DRAIN_SECONDS))  # from here on nothing new comes
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(processor.idle(), DRAIN_SECONDS)
+            await grpc_server.stop(LAST_RECORDS_SECONDS)
 
 
 @contextlib.asynccontextmanager
@@ -157,7 +169,10 @@ async def _http(application: web.Application, address: str) -> AsyncIterator[Non
     await runner.setup()
     try:
         host, _, port = address.rpartition(":")
-        await web.TCPSite(runner, host.strip("[]"), int(port)).start()
+        try:
+            await web.TCPSite(runner, host.strip("[]"), int(port)).start()
+        except OSError as error:
+            raise server.CannotListenError(address, "listen.http") from error
         yield
     finally:
         await runner.cleanup()

@@ -189,10 +189,12 @@ class Pool:
             if state.reading is None or age > limits.unknown_after:
                 continue
             known.append((state.reading, age))
-            # A fresh reading needs no second look before it goes stale; a stale one tightens on.
+            # A fresh reading needs no second look before it goes stale; a stale one tightens on,
+            # and counts no more from the moment on at which it is unknown.
             self._recompute_at = min(
                 self._recompute_at,
                 max(now + limits.stale_after / 10, state.read_at + limits.stale_after),
+                state.read_at + limits.unknown_after,
             )
         self._free, self._tightening = self._aggregate(known)
         self._update_closed()

@@ -19,6 +19,8 @@ from typing import Protocol
 from extproc.core.classes import Claim
 
 NOBODY = Claim(None)
+_BLANKS = " \t"
+"""What HTTP allows around a value. Python would strip more, and make two names one."""
 
 
 class RequestView(Protocol):
@@ -69,7 +71,7 @@ class FromHeader:
 
     def __call__(self, request: RequestView) -> Claim | None:
         """See `IdentitySource`."""
-        value = request.headers.get(self._name, "").strip()
+        value = request.headers.get(self._name, "").strip(_BLANKS)
         if not value:
             return None
         if "," in value:
@@ -93,7 +95,7 @@ class FromApiKey:
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
         keys = (key if scheme.lower() == "bearer" else "", request.headers.get("x-api-key", ""))
         for candidate in filter(None, keys):
-            digest = hashlib.sha256(candidate.strip().encode("utf-8", "replace")).hexdigest()
+            digest = hashlib.sha256(candidate.strip(_BLANKS).encode("utf-8", "replace")).hexdigest()
             tenant = self._tenants.get(digest)
             if tenant is not None:
                 return Claim(tenant)

@@ -11,6 +11,7 @@ Rules this module keeps:
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import traceback
 from typing import Any
@@ -30,6 +31,12 @@ class Processor:
     def __init__(self, gatekeeper: Gatekeeper) -> None:
         self._gatekeeper = gatekeeper
         self.streams = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def idle(self) -> None:
+        """Wait until no exchange is under way."""
+        await self._idle.wait()
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return the handler to add to a server."""
@@ -41,6 +48,7 @@ class Processor:
     async def _process(self, _requests: object, context: aio.ServicerContext[Any, bytes]) -> None:
         exchange = Exchange(self._gatekeeper)
         self.streams += 1
+        self._idle.clear()
         try:
             while (message := await context.read()) is not aio.EOF:
                 await context.write(wire.encode(exchange.receive(wire.decode(message))))
@@ -48,8 +56,10 @@ class Processor:
             log.error("exchange failed", extra=_told(error, exchange))
             await context.abort(grpc.StatusCode.INTERNAL, "exchange failed")
         finally:
-            self.streams -= 1
             exchange.close()
+            self.streams -= 1
+            if not self.streams:
+                self._idle.set()
 
 
 def _told(error: Exception, exchange: Exchange) -> dict[str, str]:

@@ -1,7 +1,11 @@
-"""The gRPC server that Envoy talks to: ext_proc, access log and health on one listener."""
+"""The gRPC server that Envoy talks to: ext_proc, access log and health on one listener.
+
+Rule this module keeps: an address where another process listens is left to it.
+"""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 
 import grpc
@@ -13,13 +17,22 @@ _BODY_MARGIN = 1 << 20
 """Bytes that a message may carry beside the body: headers, attributes, metadata."""
 
 
+class CannotListenError(RuntimeError):
+    """An address cannot be bound; the text says which key of the configuration to change."""
+
+    def __init__(self, address: str, key: str) -> None:
+        super().__init__(
+            f"cannot listen on {address}: it is taken, or not of this machine; change {key}"
+        )
+
+
 def build(
     handlers: Sequence[grpc.GenericRpcHandler], address: str, *, max_body: int
 ) -> tuple[aio.Server, health.HealthServicer]:
     """Return a server bound to ``address``, not yet started, and the health it reports.
 
     Raises:
-        RuntimeError: the address cannot be bound.
+        CannotListenError: the address cannot be bound.
     """
     server = aio.server(
         options=(
@@ -39,5 +52,26 @@ def build(
     server.add_generic_rpc_handlers(tuple(handlers))
     servicer = health.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    server.add_insecure_port(address.replace("unix://", "unix:"))
+    _bind(server, address)
     return server, servicer
+
+
+def _bind(server: aio.Server, address: str) -> None:
+    problem = CannotListenError(address, "listen.processor")
+    path = address.removeprefix("unix://")
+    # gRPC would take the socket's file away from whoever listens there.
+    if path != address and _listens(path):
+        raise problem
+    try:
+        server.add_insecure_port(address.replace("unix://", "unix:"))
+    except RuntimeError as error:
+        raise problem from error
+
+
+def _listens(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except OSError:  # no such file, or one that a process left when it was killed
+            return False
+    return True

@@ -120,6 +120,15 @@ def test_a_stale_reading_tightens_the_watermarks_up_to_twice() -> None:
     assert made.freshness("a", 10.9) is Freshness.STALE
 
 
+def test_a_reading_stops_counting_at_the_moment_it_is_unknown() -> None:
+    made = pool("a")
+    made.observe("a", reading(0.9), read_at=0.0, now=0.0)
+
+    assert made.load(10.99).free == 0.1  # the next look would be due at 11.09
+    assert made.load(11.01).free is None
+    assert made.freshness("a", 11.01) is Freshness.UNKNOWN
+
+
 def test_when_all_is_unknown_only_concurrency_limits() -> None:
     made = pool("a")
     made.observe("a", reading(0.99), read_at=0.0, now=0.0)

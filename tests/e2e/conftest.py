@@ -128,6 +128,22 @@ class Stand:
             self.url + path, content=content, headers={"content-type": "application/json", **named}
         )
 
+    @asynccontextmanager
+    async def streaming(
+        self, body: Mapping[str, Any], tenant: str
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Open a chat stream, and give what comes of it after its first bytes."""
+        url, headers = f"{self.url}/v1/chat/completions", {"x-tenant-id": tenant}
+        async with self.http.stream("POST", url, json=body, headers=headers) as reply:
+            assert reply.status_code == 200
+            received = reply.aiter_raw()
+            await anext(received)
+            yield received
+
+    async def rest(self, received: AsyncIterator[bytes]) -> bytes:
+        """Read a stream to its end."""
+        return b"".join([part async for part in received])
+
     async def _requests(self, engine: str) -> list[dict[str, Any]]:
         page = await self.http.get(f"http://{engine}/_emulator/requests")
         return [
@@ -251,12 +267,19 @@ class Stand:
         self.children["tidegate"] = await self.stack.enter_async_context(
             child("tidegate-again", command, directory)
         )
-
-        await eventually(self.ready, "a Tidegate that is ready")
+        await self.until_ready(True)
         await self.until(
             lambda seen: all(self.state(seen, each) == "fresh" for each in self.plan.engines),
             "fresh readings",
         )
+
+    async def until_ready(self, wanted: bool) -> None:
+        """Wait until Tidegate calls itself ready, or no longer does."""
+
+        async def is_wanted() -> bool:
+            return await self.ready() is wanted
+
+        await eventually(is_wanted, f"readiness {wanted}")
 
     async def ready(self) -> bool:
         """Say whether Tidegate calls itself ready."""

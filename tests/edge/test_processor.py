@@ -64,8 +64,41 @@ def stream(channel: aio.Channel) -> Any:
 
 async def until_idle(processor: Processor) -> None:
     async with asyncio.timeout(5):
-        while processor.streams:  # noqa: ASYNC110 (the servicer has no event for tests)
-            await asyncio.sleep(0.001)
+        await processor.idle()
+    assert processor.streams == 0
+
+
+async def test_idle_waits_for_the_last_exchange(gatekeeper: Any, tmp_path: Path) -> None:
+    async with served(gatekeeper, tmp_path) as (processor, channel):
+        first, last = stream(channel), stream(channel)
+        for call in (first, last):
+            await call.write(body(b"a"))
+            await call.read()
+        waiting = asyncio.create_task(processor.idle())
+        await first.done_writing()
+        assert await first.read() is aio.EOF
+        assert not waiting.done()
+        await last.done_writing()
+        assert await last.read() is aio.EOF
+        async with asyncio.timeout(5):
+            await waiting
+
+
+async def test_a_socket_is_not_taken_from_who_listens_there(
+    gatekeeper: Any, tmp_path: Path
+) -> None:
+    async with served(gatekeeper, tmp_path) as (_, channel):
+        with pytest.raises(server.CannotListenError, match=r"taken.* change listen\.processor"):
+            server.build((), f"unix://{tmp_path / 'tidegate.sock'}", max_body=1 << 20)
+        call = stream(channel)
+        await call.write(body(b"a"))
+        assert (await call.read()).request_body.response.body_mutation.body == b"rewritten"
+        call.cancel()
+
+
+async def test_a_socket_in_no_folder_cannot_be_listened_on(tmp_path: Path) -> None:
+    with pytest.raises(server.CannotListenError, match="cannot listen on unix:///"):
+        server.build((), f"unix://{tmp_path / 'none' / 'tidegate.sock'}", max_body=1 << 20)
 
 
 async def test_a_whole_exchange_and_its_end(gatekeeper: Any, tmp_path: Path) -> None:
