@@ -1,7 +1,8 @@
 """Builds what the real engines need, once: an environment with vLLM, and a tiny model.
 
 - Both lie in ``.vllm`` at the project's root, in folders named after what they are made from: a
-  changed recipe makes a new folder, an unchanged one is used again.
+  changed recipe makes a new folder, an unchanged one is used again. Old ones stay, since servers
+  of another branch may run from them; ``make clean`` removes all.
 - A folder bears its name only when it is whole; an interrupted build is thrown away by the next.
 - One build at a time, whoever asks.
 - The folder can be moved: programs in it are called through its interpreter, never as scripts.
@@ -65,19 +66,14 @@ def environment(home: Path = HOME) -> Environment:
 def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
     """Return ``folder``, letting ``make`` fill it if it does not exist yet.
 
-    ``make`` works in a folder of another name, which is renamed when ``make`` returns. Earlier
-    versions (same name up to the last dash) are removed then.
+    ``make`` works in a folder of another name, which is renamed when ``make`` returns.
     """
     if folder.exists():
         return folder
     partial = folder.with_name(f"{folder.name}.partial")
-    kind = folder.name.rpartition("-")[0]
-    for left_over in folder.parent.glob(f"{kind}-*.partial"):
-        shutil.rmtree(left_over)
+    if partial.exists():
+        shutil.rmtree(partial)
     make(partial)
-    for outdated in folder.parent.glob(f"{kind}-*"):
-        if outdated != partial:
-            shutil.rmtree(outdated)
     return partial.rename(folder)
 
 

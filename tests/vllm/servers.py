@@ -26,12 +26,15 @@ MODEL = "tiny"
 """The name under which the servers offer their model."""
 SLOTS = 8
 """How many requests a server runs at once; the others wait."""
-BLOCKS = 128
+MAX_TOKENS = 4096
+"""How long a prompt with its answer may be."""
 BLOCK_SIZE = 32
+BLOCKS = SLOTS * MAX_TOKENS // BLOCK_SIZE
+"""Enough for the longest request in every slot, but for the one block that vLLM keeps."""
 FLAGS = (
     *("--served-model-name", MODEL),
     *("--scheduling-policy", "priority"),
-    *("--max-model-len", "2048"),
+    *("--max-model-len", str(MAX_TOKENS)),
     *("--max-num-seqs", str(SLOTS)),
     *("--kv-cache-memory-bytes", "64M"),
     *("--num-gpu-blocks-override", str(BLOCKS)),
@@ -41,7 +44,7 @@ FLAGS = (
 SETTINGS = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
-    # Without this the model runs in a third process, and on two cores everything takes far longer.
+    # Without this the model runs in a third process, one too many for two cores.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
