@@ -26,15 +26,13 @@ MODEL = "tiny"
 """The name under which the servers offer their model."""
 SLOTS = 8
 """How many requests a server runs at once; the others wait."""
-MAX_TOKENS = 4096
-"""How long a prompt with its answer may be."""
+BLOCKS = 128
+"""Few, so that a handful of prompts fills them."""
 BLOCK_SIZE = 32
-BLOCKS = SLOTS * MAX_TOKENS // BLOCK_SIZE
-"""Enough for the longest request in every slot, but for the one block that vLLM keeps."""
 FLAGS = (
     *("--served-model-name", MODEL),
     *("--scheduling-policy", "priority"),
-    *("--max-model-len", str(MAX_TOKENS)),
+    *("--max-model-len", "2048"),
     *("--max-num-seqs", str(SLOTS)),
     *("--kv-cache-memory-bytes", "64M"),
     *("--num-gpu-blocks-override", str(BLOCKS)),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,15 +20,16 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.vllm.servers import BLOCK_SIZE, BLOCKS, MODEL, SLOTS, Server
+from tests.vllm.servers import BLOCK_SIZE, MODEL, SLOTS, Server, vllm_servers
 
 pytestmark = pytest.mark.vllm
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 LONG = 4000
-"""Tokens that keep a slot busy until the test has seen what it wants and leaves; one in every
-slot fits."""
+"""Tokens that keep a slot busy until the test has seen what it wants and leaves."""
+ROOM = SLOTS * 4096 // BLOCK_SIZE
+"""Blocks for a long request in every slot."""
 PATIENCE = 60.0
 
 
@@ -40,6 +41,14 @@ class Load:
 
 
 IDLE = Load(0, 0, 0)
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[list[Server]]:
+    """Servers with more room than usual, so that no state ends before a test has seen it."""
+    room = ("--max-model-len", "4096", "--num-gpu-blocks-override", str(ROOM))
+    with vllm_servers(2, room) as servers:
+        yield servers
 
 
 @pytest.fixture
@@ -135,7 +144,7 @@ async def test_cache_size_is_in_the_labels_of_an_info_series(engine: httpx.Async
     assert labels == {
         "engine": "0",
         "block_size": str(BLOCK_SIZE),
-        "num_gpu_blocks": str(BLOCKS),
+        "num_gpu_blocks": str(ROOM),
     }
     assert "model_name" not in sample.labels
 
