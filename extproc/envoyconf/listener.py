@@ -163,14 +163,14 @@ def _route(config: Config, pool: str, match: RouteMatch) -> Route:
             idle_timeout=timedelta(seconds=config.envoy.stream_idle_timeout),
             retry_policy=RetryPolicy(
                 retry_on="connect-failure,refused-stream",
-                num_retries=2,
+                num_retries=3,
                 retry_host_predicate=[
                     RetryPolicyRetryHostPredicate(
                         name="envoy.retry_host_predicates.previous_hosts",
                         typed_config=Any.pack(PreviousHostsPredicate()),
                     )
                 ],
-                host_selection_retry_max_attempts=3,
+                host_selection_retry_max_attempts=32,
             ),
         ),
     )

@@ -40,6 +40,10 @@ COMMENTS: dict[str, str] = {
     "metadata_filter": "Tell Tidegate how each admitted call ended. Shed calls cost no record.",
     "buffer_size_bytes": "Each record at once: it settles the call's quota.",
     "circuit_breakers": "Tidegate decides what is admitted, no circuit breaker before it.",
+    "host_selection_retry_max_attempts": (
+        "Of two endpoints least_request likes the one without requests: the one that just died. It\n"
+        "is drawn anew until it is another one, or calls would fail until a health check has failed."
+    ),
     "common_lb_config": (
         "Never panic: what fails its health check gets nothing, even when nothing else is left."
     ),
@@ -57,7 +61,8 @@ _FIELD = re.compile(r"(?P<indent> *)(?P<dashes>(?:- )*)(?P<key>[^\s#'\":][^:]*|'
 
 def fields(message: betterproto2.Message) -> dict[str, Any]:
     """Return a message as plain data, with the field names of Envoy's documentation."""
-    return message.to_dict(casing=betterproto2.Casing.SNAKE)
+    # Its own snake case would write `5xx` as `5_xx`; the names are in snake case already.
+    return message.to_dict(casing=str)  # type: ignore[arg-type]
 
 
 def render(form: str, notes: str, *documents: Mapping[str, Any]) -> str:

@@ -202,11 +202,6 @@ class TestEngineFails:
         assert all(await asyncio.gather(*(completes() for _ in range(10))))
         await stand.settled()
 
-    @pytest.mark.xfail(
-        reason="a retry may pick the dead engine again: envoyconf's host_selection_retry_max_attempts "
-        "of 3 is too few where least-request prefers the host without requests",
-        strict=False,
-    )
     async def test_calls_right_after_an_engines_death_are_served_by_the_other(
         self, stand_with: Any
     ) -> None:
