@@ -53,10 +53,13 @@ class _UniqueKeys(yaml.SafeLoader):
         seen: set[object] = set()
         for key_node, _ in node.value:
             key = key_node.value
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key} is written twice", key_node.start_mark
-                )
+            problem = None
+            if not isinstance(key_node, yaml.ScalarNode):
+                problem = "a key must be plain text"
+            elif key in seen:
+                problem = f"the key {key} is written twice"
+            if problem is not None:
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
 

@@ -21,10 +21,12 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from extproc.config.values import (
     Address,
+    ClassName,
     FilePath,
     FinishReason,
     HeaderName,
     Message,
+    PoolName,
     Ratio,
     Seconds,
     Size,
@@ -187,7 +189,7 @@ class PoolConfig(_Model):
     """The vLLM endpoints that serve one model."""
 
     endpoints: Endpoints
-    aliases: tuple[str, ...] = ()
+    aliases: tuple[PoolName, ...] = ()
     max_concurrency: int = Field(default=512, ge=1)
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     balance: Literal["envoy", "pick"] = "envoy"
@@ -340,12 +342,12 @@ class Config(_Model):
 
     listen: Listen = Listen()
     identity: Identity = Identity()
-    classes: dict[str, ClassConfig] = Field(
+    classes: dict[ClassName, ClassConfig] = Field(
         default_factory=lambda: dict(DEFAULT_CLASSES), min_length=1
     )
     tenants: dict[str, TenantConfig] = {}
     tasks: dict[str, TaskConfig] = {}
-    pools: dict[str, PoolConfig] = {}
+    pools: dict[PoolName, PoolConfig] = {}
     requests: Requests = Requests()
     fallback: FallbackConfig = FallbackConfig()
     envoy: EnvoyConfig = EnvoyConfig()
@@ -371,9 +373,16 @@ class Config(_Model):
         for index, override in enumerate(self.fallback.overrides):
             if override.class_ is not None and override.class_ not in self.classes:
                 yield f"fallback.overrides.{index}.class: there is no class {override.class_}"
+        yield from self._ambiguous_tasks()
         names = [alias for pool in self.pools.values() for alias in pool.aliases]
         for alias in sorted({a for a in names if names.count(a) > 1 or a in self.pools}):
             yield f"pools: the model name {alias} means two pools"
+
+    def _ambiguous_tasks(self) -> Iterator[str]:
+        for key in ("path", "model"):
+            found = [getattr(task.match, key) for task in self.tasks.values()]
+            for value in sorted({each for each in found if each and found.count(each) > 1}):
+                yield f"tasks: the {key} {value} means two tasks"
 
     def _outwaited(self) -> Iterator[str]:
         name, longest = max(self.classes.items(), key=lambda item: item[1].max_wait)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import string
 from pathlib import Path
 from typing import Annotated
 
@@ -69,10 +70,14 @@ HeaderName = Annotated[
 
 
 def _known_placeholders(text: str) -> str:
+    wrong = ValueError("only {seconds} can be filled in; write { as {{")
     try:
-        text.format(seconds=1)
-    except (KeyError, IndexError, ValueError, AttributeError) as error:
-        raise ValueError("only {seconds} can be filled in; write { as {{") from error
+        fields = list(string.Formatter().parse(text))
+    except ValueError as error:
+        raise wrong from error
+    for _, name, form, conversion in fields:
+        if name is not None and (name != "seconds" or form or conversion):
+            raise wrong
     return text
 
 
@@ -83,5 +88,9 @@ def _relative_to_file(path: Path, info: ValidationInfo) -> Path:
     return Path((info.context or {}).get("directory", ".")) / path
 
 
+ClassName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+"""It is told in a header and in metrics."""
+PoolName = Annotated[str, Field(pattern=r"^[!-~]{1,256}$")]
+"""A model's name, or ``*``; it is told in a header and names a cluster."""
 FilePath = Annotated[Path, AfterValidator(_relative_to_file)]
 """A path; where it is relative, it is so to the configuration file."""

@@ -175,6 +175,29 @@ def test_durations_and_sizes_are_written_as_people_do() -> None:
             "envoy: {message_timeout: 10s}\n",
             ["line 1: envoy.message_timeout: must be over classes.P0.max_wait"],
         ),
+        (
+            "fallback: {message: {en: '{seconds.__class__}'}}\n",
+            [
+                (
+                    "line 1: fallback.message.en = '{seconds.__class__}': only {seconds} can be "
+                    "filled in; write { as {{"
+                )
+            ],
+        ),
+        (
+            "tasks: {a: {match: {path: /x}}, b: {match: {path: /x}}}\n",
+            ["line 1: tasks: the path /x means two tasks"],
+        ),
+        ("? [a, b]\n: 1\n", ["line 1: yaml: a key must be plain text"]),
+        (
+            'classes: {"P\\n0": {}}\n',
+            [
+                (
+                    "line 1: classes.P\n0.[key] = 'P\\n0': String should match pattern "
+                    "'^[A-Za-z0-9_.-]{1,64}$'"
+                )
+            ],
+        ),
         ("a: 1\na: 2\n", ["line 2: yaml: the key a is written twice"]),
         ("a: [\n", ["line 2: yaml: expected the node content, but found '<stream end>'"]),
         ("- a\n", ["line 1: file: Input should be a valid dictionary or instance of Config"]),
