@@ -25,9 +25,10 @@ from grpc import aio
 from grpc_health.v1 import health_pb2
 
 from extproc.config import Config, PoolConfig, load_keys
-from extproc.core.capacity import Pool, PoolLimits, Reading
+from extproc.core.capacity import Pool, PoolLimits
 from extproc.core.classes import Catalog, ServiceClass, Task, Tenant
 from extproc.core.controller import Capacity, Controller, RequestLimits
+from extproc.core.readings import Reading
 from extproc.core.reasons import ReplyOverride, ReplyRules
 from extproc.edge import server
 from extproc.edge.access_log import AccessLog
@@ -64,6 +65,7 @@ class EngineBooks:
 
     def sending(self, pool: str, endpoint: str) -> None:
         """A scrape is about to be sent."""
+        self._pools[pool].sending(endpoint, self._clock())
 
     def observed(self, pool: str, endpoint: str, reading: Reading, sent_at: float) -> None:
         """An endpoint was read."""
@@ -197,6 +199,9 @@ def _catalog(config: Config) -> Catalog:
             max_output=each.max_tokens,
             max_prompt=each.max_prompt_tokens,
             engine_priority=each.engine_priority,
+            prefill_cap=each.prefill_cap,
+            prefill_wait=each.prefill_wait,
+            evictable=each.evictable,
         )
         for rank, (name, each) in enumerate(config.classes.items())
     }
@@ -232,6 +237,9 @@ def _pool_limits(pool: PoolConfig) -> PoolLimits:
         max_concurrency=pool.max_concurrency,
         stale_after=pool.scrape.stale_after,
         unknown_after=pool.scrape.unknown_after,
+        pick=pool.balance == "pick",
+        blocks=pool.blocks,
+        block_size=pool.block_size,
     )
 
 

@@ -28,6 +28,7 @@ from extproc.edge.identity import IdentitySource, identify
 from extproc.edge.messages import Answer, Forward, LabelResponse
 from extproc.edge.wording import Wording
 from extproc.openai import replies
+from extproc.openai.calls import LIMITS
 from extproc.openai.endpoints import Endpoint, endpoint_of
 from extproc.openai.requests import Call, Unreadable, read, rewrite
 
@@ -233,6 +234,19 @@ class Admission:
                 metadata=_metadata(candidate, verdict),
             )
         )
+
+
+def _max_output(call: Call | None, classification: Classification) -> int | None:
+    """Return the tokens of each choice at which the engine will end it, after the clamp."""
+    if call is None:
+        return classification.max_output
+    if call.endpoint is Endpoint.EMBEDDINGS:
+        return 0
+    asked = call.max_output
+    if asked is None or asked < 1:
+        asked = LIMITS[call.endpoint].default
+    bounds = [each for each in (asked, classification.max_output) if each is not None]
+    return min(bounds, default=None)
 
 
 def _explanation(verdict: Verdict, defect: Unreadable | None, language: str) -> str:

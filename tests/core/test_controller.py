@@ -108,7 +108,7 @@ def test_without_an_endpoint_even_p0_is_shed() -> None:
         (candidate(P0, prompt=4097), "prompt_too_long", 4096, 4097),
         (candidate(P0, body=1001), "body_too_large", 1000, 1001),
         (candidate(P0, defect="no JSON"), "bad_request", None, None),
-        (candidate(P2, prompt=10**9), "admitted", None, None),
+        (candidate(P2, prompt=10_000), "admitted", None, None),
     ],
 )
 def test_request_limits(
