@@ -300,7 +300,7 @@ class Pool:
         limit = self.concurrency_limit(service_class)
         if self.in_flight >= limit:
             return Shortage(Reason.CONCURRENCY, limit, self.in_flight)
-        return self._fit(demand, service_class.close, now)
+        return self._fit(demand, self._watermarks.required(service_class), now)
 
     def _fit(self, demand: Demand, mark: float, now: float) -> Placement | Shortage:
         self._refresh(now)
@@ -382,7 +382,7 @@ class Pool:
         else:
             self._room = together(rooms)
         ratio = None if self._room is None else self._room.ratio
-        self._watermarks.judge(ratio, may_open=may_open)
+        self._watermarks.judge(ratio, now, may_open=may_open)
 
     def _look(self, now: float) -> list[Usable]:
         """Return the endpoints of which something is known.

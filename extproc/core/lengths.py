@@ -160,7 +160,7 @@ class AdaptiveQuantile:
     LOWEST, HIGHEST = 0.1, 0.9
     RISE = 0.25
     """Share of the way to the highest value that each scrape with preemptions goes."""
-    FALL = 0.02
+    FALL = 0.002
     """What a second in which calls were refused takes off."""
 
     def __init__(self, value: float = 0.5) -> None:

@@ -122,15 +122,15 @@ def test_preemptions_make_predictions_cautious_and_refusals_bold() -> None:
         adaptive.observe(0, float(second))
     assert adaptive.value == pytest.approx(0.6)  # nobody asked for more
 
-    for second in range(100, 110):
+    for second in range(100, 200):
         adaptive.refused()
         adaptive.observe(0, float(second))
     assert adaptive.value == pytest.approx(0.4)
 
-    for second in range(110, 200):
+    for second in range(200, 500):
         adaptive.refused()
         adaptive.observe(0, float(second))
     assert adaptive.value == pytest.approx(0.1)
-    for second in range(200, 300):
+    for second in range(500, 600):
         adaptive.observe(1, float(second))
     assert 0.89 < adaptive.value <= 0.9
