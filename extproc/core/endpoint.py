@@ -14,6 +14,7 @@ Rules this module keeps:
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from extproc.core.promises import Demand, Predict, Promises
@@ -51,7 +52,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What one endpoint, or several together, come to; all in tokens. Accounts add up.
+    """What one endpoint, or several together, come to; all in tokens.
 
     Attributes:
         capacity: of the KV cache.
@@ -70,14 +71,16 @@ class Account:
     seen: float
     observed: float
 
-    def __add__(self, other: Account) -> Account:
+    @staticmethod
+    def of_all(accounts: Sequence[Account]) -> Account:
+        """Return several accounts as one; at least one."""
         return Account(
-            self.capacity + other.capacity,
-            self.peak + other.peak,
-            self.bias + other.bias,
-            self.held + other.held,
-            self.seen + other.seen,
-            self.observed + other.observed,
+            sum([each.capacity for each in accounts]),
+            sum([each.peak for each in accounts]),
+            sum([each.bias for each in accounts]),
+            sum([each.held for each in accounts]),
+            sum([each.seen for each in accounts]),
+            sum([each.observed for each in accounts]),
         )
 
     @property

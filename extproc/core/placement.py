@@ -24,7 +24,7 @@ from extproc.core.reasons import Reason
 
 STALE_TIGHTENING = 1.0
 """By how much watermarks have risen, relative to their value, when a reading becomes unknown."""
-MOST_TRIED = 4
+MOST_TRIED = 2
 """Endpoints with room, the emptiest first, among which the best is looked for."""
 EQUAL = 0.01
 """Free ratios that differ by less than this count as the same."""
@@ -129,21 +129,20 @@ def together(rooms: Sequence[Room]) -> Room:
     """Return several rooms as one; by their shares where the capacity of one is unknown."""
     accounts = [room.account for room in rooms if room.account is not None]
     if len(accounts) == len(rooms):
-        total = accounts[0]
-        for account in accounts[1:]:
-            total += account
-        weights = [account.capacity / total.capacity for account in accounts]
-        account, free = total, total.free
+        account = Account.of_all(accounts)
+        free, weights = account.free, [each.capacity / account.capacity for each in accounts]
     else:
-        weights = [1.0 / len(rooms)] * len(rooms)
-        account = None
-        free = sum(w * room.free for w, room in zip(weights, rooms, strict=True))
-    tightening = sum(w * room.tightening for w, room in zip(weights, rooms, strict=True))
-    seen = [(w, room.observed) for w, room in zip(weights, rooms, strict=True)]
-    known = [(w, observed) for w, observed in seen if observed is not None]
+        account, weights = None, [1.0 / len(rooms)] * len(rooms)
+        free = sum(room.free for room in rooms) / len(rooms)
+    tightening = sum([w * room.tightening for w, room in zip(weights, rooms, strict=True)])
+    seen = [
+        (w, room.observed)
+        for w, room in zip(weights, rooms, strict=True)
+        if room.observed is not None
+    ]
     observed = None
-    if known:
-        observed = round(sum(w * o for w, o in known) / sum(w for w, _ in known), 6)
+    if seen:
+        observed = round(sum([w * o for w, o in seen]) / sum([w for w, _ in seen]), 6)
     return Room(account, free, observed, tightening)
 
 

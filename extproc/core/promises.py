@@ -28,6 +28,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import add
 
 from extproc.core.classes import ServiceClass
 
@@ -163,8 +164,10 @@ class Promises:
         finish, base = v + left, weight * (size - v)
         place = bisect_right(self._order, (-finish, math.inf))
         top = self._bases[place] + base + (self._weights[place] + weight) * finish
-        later = zip(self._tops[place:], self._finishes[place:], strict=True)
-        shorter = max((top + weight * each for top, each in later), default=-math.inf)
+        later = self._finishes[place:]
+        if weight > 1:
+            later = [weight * each for each in later]
+        shorter = max(map(add, self._tops[place:], later), default=-math.inf)
         return max(self._highest[place], top, shorter + base)
 
     def add(self, promise: Promise, *, size: float, generated: float, now: float) -> None:

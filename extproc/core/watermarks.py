@@ -95,7 +95,7 @@ class Watermarks:
 
     def _caution(self, service_class: ServiceClass) -> float:
         """Return how careful this class is let in, 0..1."""
-        return 1.0 - 0.5 ** max(0.0, self._closings[service_class.rank] - TOLERATED)
+        return 1.0 - math.pow(0.5, max(0.0, self._closings[service_class.rank] - TOLERATED))
 
     def _upper(self, service_class: ServiceClass) -> float:
         caution = self._caution(service_class)
