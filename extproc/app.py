@@ -28,8 +28,10 @@ from extproc.config import Config, PoolConfig, load_keys
 from extproc.core.capacity import Pool, PoolLimits
 from extproc.core.classes import Catalog, ServiceClass, Task, Tenant
 from extproc.core.controller import Capacity, Controller, RequestLimits
+from extproc.core.outcomes import End
 from extproc.core.readings import Reading
 from extproc.core.reasons import ReplyOverride, ReplyRules
+from extproc.core.records import Ended
 from extproc.edge import server
 from extproc.edge.access_log import AccessLog
 from extproc.edge.admission import Admission, Routing
@@ -79,6 +81,23 @@ class EngineBooks:
         """A pool's endpoints could not be looked up; those that are known stay."""
 
 
+class Ends:
+    """Tells the controller and the metrics how exchanges ended."""
+
+    def __init__(self, controller: Controller, metrics: Metrics) -> None:
+        self._controller = controller
+        self._metrics = metrics
+
+    def ended(self, record: Ended) -> None:
+        """An admitted exchange is over; records of pools that are not ours (any more) only count."""
+        self._metrics.ended(record)
+        if record.pool in self._controller.pools:
+            end = End(
+                record.outcome, record.prompt_tokens, record.completion_tokens, record.seconds
+            )
+            self._controller.settle(record.id, record.pool, end)
+
+
 @dataclass(frozen=True)
 class Tidegate:
     """A wired Tidegate that is not yet running."""
@@ -104,9 +123,10 @@ def build(config: Config) -> Tidegate:
     }
     metrics = Metrics(config.pools, config.classes)
     metrics.registry.register(PoolCollector(pools, clock))
+    controller = Controller(pools, (RequestLimits(config.requests.max_body), Capacity()))
     admission = Admission(
         catalog=catalog,
-        controller=Controller(pools, (RequestLimits(config.requests.max_body), Capacity())),
+        controller=controller,
         routing=_routing(config),
         sources=_sources(config),
         reply_rules=_reply_rules(config),
@@ -123,7 +143,7 @@ def build(config: Config) -> Tidegate:
         pools=pools,
         metrics=metrics,
         processor=Processor(admission),
-        access_log=AccessLog(metrics.ended),
+        access_log=AccessLog(Ends(controller, metrics).ended),
         fleet=Fleet(config.pools, EngineBooks(pools, clock), clock=clock, rng=rng),
     )
 

@@ -39,6 +39,7 @@ from extproc.core.placement import (
 from extproc.core.promises import Demand, Promise
 from extproc.core.readings import Freshness, Reading
 from extproc.core.reasons import Reason
+from extproc.core.tokens import TokenEstimator
 from extproc.core.watermarks import Watermarks
 
 __all__ = [
@@ -103,6 +104,7 @@ class Pool:
         self.endpoints: dict[str, Endpoint] = {}
         self.lengths = Lengths()
         self.quantile = AdaptiveQuantile()
+        self.tokens = TokenEstimator()
         self._timing = Timing(limits.stale_after, limits.unknown_after)
         self._promises: dict[str, Promise] = {}
         self._admitted = 0
@@ -233,8 +235,10 @@ class Pool:
         return self._promises.get(exchange)
 
     def learn(self, promise: Promise, end: End) -> None:
-        """Learn from how an exchange ended: lengths, pace, and whether its endpoint is down."""
+        """Learn from how an exchange ended: tokens, lengths, pace, and whether a server is down."""
         demand, state = promise.demand, self.endpoints.get(promise.endpoint or "")
+        if demand.parts is not None and end.prompt_tokens is not None:
+            self.tokens.observe(demand.parts, end.prompt_tokens)
         if end.outcome is Outcome.COMPLETED and end.completion_tokens:
             each = max(1, round(end.completion_tokens / demand.choices))
             self.lengths.add(demand.service_class.name, demand.task, each)

@@ -20,6 +20,7 @@ from extproc.core.classes import Classification
 from extproc.core.outcomes import End
 from extproc.core.promises import Demand, Promise
 from extproc.core.reasons import REASONS, Reason, ReplyKind
+from extproc.core.tokens import PromptParts
 
 UNSETTLED = 4096
 """Exchanges that are over and whose end is not reported yet; of more, the oldest are forgotten."""
@@ -47,6 +48,7 @@ class Candidate:
         max_output: tokens of each choice at which the engine will end it, or None; 0 where nothing
             is generated, as for embeddings.
         choices: how many texts are generated.
+        parts: what the prompt is made of, where tokens can be learned from it.
     """
 
     id: str
@@ -56,13 +58,19 @@ class Candidate:
     defect: str | None = None
     max_output: int | None = None
     choices: int = 1
+    parts: PromptParts | None = None
 
     @property
     def demand(self) -> Demand:
         """What it wants of an engine."""
         who = self.classification
         return Demand(
-            who.service_class, who.task, self.prompt_tokens, self.max_output, self.choices
+            service_class=who.service_class,
+            task=who.task,
+            prompt=self.prompt_tokens,
+            max_output=self.max_output,
+            choices=self.choices,
+            parts=self.parts,
         )
 
 
@@ -157,6 +165,10 @@ class Controller:
             endpoint=found.endpoint if found.chosen else None,
             free=found.free,
         )
+
+    def prompt_tokens(self, parts: PromptParts, pool_name: str) -> int:
+        """Return how many tokens a prompt probably has for this pool's model."""
+        return self.pools[pool_name].tokens.estimate(parts)
 
     def moved(self, exchange: str, pool_name: str, endpoint: str, now: float) -> None:
         """Hear which endpoint really serves an exchange."""

@@ -128,6 +128,7 @@ class Endpoint:
         problem: why the last scrape failed, or None where it did not.
         down: an exchange failed here since the last scrape did.
         surplus: how many more sequences we thought it had than it said, when last read.
+        scrapes: how often it was read.
     """
 
     def __init__(
@@ -147,6 +148,7 @@ class Endpoint:
         self.problem: str | None = None
         self.down = False
         self.surplus = 0
+        self.scrapes = 0
         self._timing = timing
         self._blocks, self._block_size = blocks, block_size
         self._snapshot: _Snapshot | None = None
@@ -255,6 +257,7 @@ class Endpoint:
             before, self._raw = None, None
         self.reading, self.read_at = reading, read_at
         self.problem, self.down = None, False
+        self.scrapes += 1
         self._blocks = reading.blocks or self._blocks
         self._block_size = reading.block_size or self._block_size
         if before is not None and passed > 0.0:

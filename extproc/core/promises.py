@@ -31,6 +31,7 @@ from itertools import accumulate
 from operator import add
 
 from extproc.core.classes import ServiceClass
+from extproc.core.tokens import PromptParts
 
 GRACE = 16.0
 """Tokens, or share of its limit, that a sequence at its limit is taken to be from its end."""
@@ -46,6 +47,7 @@ class Demand:
         prompt: estimated tokens of the prompt.
         max_output: tokens of each choice at which the engine ends it, or None; 0 generates nothing.
         choices: how many texts are generated.
+        parts: what the prompt is made of, where tokens can be learned from it.
     """
 
     service_class: ServiceClass
@@ -53,6 +55,7 @@ class Demand:
     prompt: int = 1
     max_output: int | None = None
     choices: int = 1
+    parts: PromptParts | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -109,7 +109,7 @@ class Admission:
         candidate = Candidate(
             id=self._new_id(),
             classification=classification,
-            prompt_tokens=call.prompt_tokens if call else 0,
+            prompt_tokens=self._controller.prompt_tokens(call.prompt_parts, pool) if call else 0,
             body_bytes=len(request.body),
             defect=defect.message if defect and (call or not self._pass_unreadable) else None,
         )
