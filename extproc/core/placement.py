@@ -3,7 +3,7 @@
 Rules this module keeps:
 
 * Where we choose (`pick`), each endpoint is judged on its own. The call goes where most is free
-  after it came; free ratios within `EQUAL` count as the same, and of those endpoints the one with
+  after it came; free ratios count in steps of `EQUAL`, and of several endpoints the one with
   the fewest unread prompt tokens is taken.
 * An endpoint whose reading is old or whose last scrape failed is used only where no other one will
   do: a dead one would look empty.
@@ -27,7 +27,7 @@ STALE_TIGHTENING = 1.0
 MOST_TRIED = 2
 """Endpoints with room, the emptiest first, among which the best is looked for."""
 EQUAL = 0.01
-"""Free ratios that differ by less than this count as the same."""
+"""Steps in which free ratios are compared."""
 NO_MARK = -math.inf
 """The mark of a call that goes wherever it fits best: nothing is asked of the endpoint."""
 
