@@ -319,9 +319,10 @@ class Pool:
         if isinstance(found, Shortage):
             if found.reason is Reason.KV_DEMAND:
                 self.quantile.refused()
-            largest = max(each.state.capacity or math.inf for each in known)
-            # What would not fit into an empty engine takes nobody's place.
-            if demand.choices * (demand.prompt + left) <= (1.0 - mark) * largest:
+            capacities = [each.state.capacity or math.inf for each in known]
+            most = max(capacities) if self.limits.pick else sum(capacities)
+            # What would not fit into empty engines takes nobody's place.
+            if demand.choices * (demand.prompt + left) <= (1.0 - mark) * most:
                 self._watermarks.refused(demand.service_class, room.ratio)
         return found
 

@@ -173,6 +173,7 @@ def test_a_good_reading_clears_the_problem_and_an_absent_endpoint_is_ignored() -
     made.observe("a", reading(0.1), read_at=0.0, now=0.0)
     made.observe("gone", reading(0.1), read_at=0.0, now=0.0)
     made.fail("gone", "500")
+    made.sending("gone", 0.0)
 
     assert made.endpoints["a"].problem is None
     assert list(made.endpoints) == ["a"]

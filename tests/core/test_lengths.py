@@ -74,6 +74,15 @@ def test_longer_than_all_that_is_remembered_goes_on_for_a_quarter() -> None:
     assert left(learned, generated=2.0 * LONGEST, limit=LONGEST) == 0
 
 
+def test_what_its_own_history_never_saw_the_pool_answers() -> None:
+    learned = Lengths()
+    for _ in range(50):
+        learned.add("P2", "", 20)
+        learned.add("P1", "", 900)
+
+    assert left(learned, generated=100) == pytest.approx(800, rel=0.15)
+
+
 def test_weights_are_renewed_before_they_overflow() -> None:
     histogram = LengthHistogram()
     for _ in range(25_000):
