@@ -24,7 +24,7 @@ TOLERATED = 2.0
 """Recent closings of a class that cause no caution; each one more halves what it is short of 1."""
 RECENT_SECONDS = 120.0
 """Time in which a closing's weight falls to 1/e."""
-REOPEN = 2.0
+REOPEN = 1.5
 """How many times its upper mark a class opens at, at full caution."""
 
 
