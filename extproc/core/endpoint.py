@@ -24,6 +24,8 @@ PACE = 25.0
 """Tokens per second of a sequence, until it is measured."""
 PREFILL_RATE = 8000.0
 """Prompt tokens per second of an endpoint, until it is measured."""
+FASTEST_PACE, FASTEST_PREFILL = 2_000.0, 1e6
+"""What is measured beyond is a fault of the counters."""
 COMPLETION_GAIN = 0.05
 """How much of its own pace one completed sequence adds to the endpoint's."""
 BIAS_SECONDS = 1.0
@@ -227,7 +229,8 @@ class Endpoint:
         counted = self.reading is not None and self.reading.generated is not None
         if not counted and seconds > 0.0:
             clock = self.promises.clock
-            clock.pace += COMPLETION_GAIN * (tokens / seconds - clock.pace)
+            pace = min(FASTEST_PACE, tokens / seconds)
+            clock.pace += COMPLETION_GAIN * (pace - clock.pace)
 
     # What the engine says.
 
@@ -275,10 +278,10 @@ class Endpoint:
         # Those that wait do not move: taken over all, the pace keeps the sum over the promises right.
         sequences = (before.sequences + reading.sequences) / 2
         if before.generated is not None and reading.generated is not None and sequences >= 1.0:
-            pace = (reading.generated - before.generated) / passed / sequences
+            pace = min(FASTEST_PACE, (reading.generated - before.generated) / passed / sequences)
             self.promises.clock.pace += gain * (pace - self.promises.clock.pace)
         if before.prompted is not None and reading.prompted is not None:
-            rate = (reading.prompted - before.prompted) / passed
+            rate = min(FASTEST_PREFILL, (reading.prompted - before.prompted) / passed)
             # Where nothing waits, the engine reads what comes: that is no measure of what it can.
             if rate > self.prefill_rate or min(before.waiting, reading.waiting) > 0:
                 self.prefill_rate += gain * (rate - self.prefill_rate)

@@ -172,7 +172,7 @@ def pick(
         worse = best is not None and (each.tier > best[0] or room.free < best_free - EQUAL)
         if worse or tried == MOST_TRIED:
             break
-        crowded = _crowded(demand, [state], now)
+        crowded = None if mark == NO_MARK else _crowded(demand, [state], now)
         if crowded is not None:
             shortage = shortage or crowded
             continue
@@ -194,7 +194,7 @@ def spread(
     demand: Demand, left: float, mark: float, room: Room, states: Sequence[Endpoint], now: float
 ) -> Placement | Shortage:
     """Judge endpoints together; the arguments are those of `pick`, ``room`` is all of theirs."""
-    crowded = _crowded(demand, states, now)
+    crowded = None if mark == NO_MARK else _crowded(demand, states, now)
     if crowded is not None:
         return crowded
     state = least_busy(states)

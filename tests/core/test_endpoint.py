@@ -181,6 +181,16 @@ def test_the_prefill_rate_is_what_it_reads_while_prompts_wait(scraped: Scraped) 
     assert made.prefill_rate == pytest.approx(10_000, rel=0.01)
 
 
+def test_counters_that_leap_do_not_make_it_faster_than_engines_are(scraped: Scraped) -> None:
+    made = endpoint()
+    made.completed(10**12, 1.0)
+    for step, leap in enumerate((0, 10**15, 10**15 + 1)):
+        read(made, scraped(running=1, generated=leap, prompted=leap), step / 5)
+
+    assert made.promises.clock.pace < 2000
+    assert made.prefill_rate < 1e6
+
+
 def test_unread_prompts_are_read_at_that_rate(scraped: Scraped) -> None:
     made = endpoint()
     assert made.unprefilled(0.0) == 0.0

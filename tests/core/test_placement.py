@@ -150,6 +150,7 @@ def test_too_many_unread_prompts_refuse_a_call(
 
     assert where(made.place(Demand(capped, "", 400), 0.0)) == "a"
     assert why(made.place(Demand(capped, "", 401), 0.0)) == ("prefill_backlog", 600)
+    assert made.squeeze(Demand(capped, "", 401), 0.0).endpoint == "a"
     made.release("x")
     made.reserve("y", Demand(P1, "", 700), "a", 10.0)
     assert why(made.place(Demand(timed, "", 101), 10.0)) == ("prefill_backlog", 800)
