@@ -112,6 +112,9 @@ class Admission:
             prompt_tokens=self._controller.prompt_tokens(call.prompt_parts, pool) if call else 0,
             body_bytes=len(request.body),
             defect=defect.message if defect and (call or not self._pass_unreadable) else None,
+            max_output=_max_output(call, classification),
+            choices=call.choices if call else 1,
+            parts=call.prompt_parts if call else None,
         )
         verdict = self._controller.decide(candidate, pool, now)
         if verdict.action is Action.ADMIT:
