@@ -262,7 +262,7 @@ class Pool:
     def _unbook(self, promise: Promise) -> None:
         state = self.endpoints.get(promise.endpoint or "")
         if state is not None:
-            state.promises.withdraw(promise)
+            state.withdraw(promise)
             self._changed(state.name, freed=True)
 
     def _predict(self, demand: Demand, generated: float) -> float:

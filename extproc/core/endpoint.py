@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from extproc.core.promises import Demand, Predict, Promises
+from extproc.core.promises import Demand, Predict, Promise, Promises
 from extproc.core.readings import Freshness, Reading
 
 PACE = 25.0
@@ -201,9 +201,11 @@ class Endpoint:
     def size(self, demand: Demand) -> float:
         """Return what a sequence of this demand takes on arrival.
 
-        The last block of a sequence is half full on average.
+        The last block of a sequence is half full on average. No sequence takes more than there is:
+        the engine refuses a prompt that is longer.
         """
-        return demand.prompt + (self._block_size or 0) / 2
+        size = demand.prompt + (self._block_size or 0) / 2
+        return min(size, self.capacity or math.inf)
 
     def in_blocks(self, tokens: float) -> float:
         """Return so many tokens rounded up to whole blocks."""
@@ -214,9 +216,16 @@ class Endpoint:
 
     def dispatch(self, demand: Demand, now: float) -> None:
         """Note that the engine is being sent a prompt."""
-        self._unread = self.unprefilled(now) + demand.prompt
+        prompt = min(demand.prompt, self.capacity or math.inf)
+        self._unread = self.unprefilled(now) + prompt
         self._unread_at = now
-        self._dispatched += demand.prompt
+        self._dispatched += prompt
+
+    def withdraw(self, promise: Promise) -> None:
+        """Let go of a promise; where none is left, no prompt of ours waits either."""
+        self.promises.withdraw(promise)
+        if not self.promises:
+            self._unread = 0.0
 
     def unprefilled(self, now: float) -> float:
         """Return how many tokens of prompts wait to be read, estimated."""
@@ -289,7 +298,7 @@ class Endpoint:
     def _anchor(self, reading: Reading, snapshot: _Snapshot, now: float) -> None:
         """Set the prompts that wait by the engine's queue, and move them on to now."""
         waiting = reading.waiting * snapshot.mean_prompt + self._dispatched - snapshot.dispatched
-        self._unread, self._unread_at = waiting, snapshot.at
+        self._unread, self._unread_at = waiting if self.promises else 0.0, snapshot.at
         self._unread = self.unprefilled(now)
         self._unread_at = now
 

@@ -9,6 +9,8 @@ Rules this module keeps:
   do: a dead one would look empty.
 * Where Envoy chooses (`spread`), the endpoints are judged together, as one. A call is booked where
   Envoy's least-request policy would probably send it.
+* A call that would not fit into an empty engine goes to an empty one, if its class is open at all:
+  a friendly "try again later" would be said for ever.
 """
 
 from __future__ import annotations
@@ -177,7 +179,7 @@ def pick(
             shortage = shortage or crowded
             continue
         free = room.after(demand, left, state, now)
-        if free < mark * room.tightening:
+        if free < mark * room.tightening and not _hopeless(demand, left, mark, room, state):
             shortage = shortage or room.shortage(mark, free)
             continue
         tried += 1
@@ -199,9 +201,20 @@ def spread(
         return crowded
     state = least_busy(states)
     free = room.after(demand, left, state, now)
-    if free < mark * room.tightening:
+    if free < mark * room.tightening and not _hopeless(demand, left, mark, room, state):
         return room.shortage(mark, free)
     return Placement(state.name, False, free)
+
+
+def _hopeless(demand: Demand, left: float, mark: float, room: Room, state: Endpoint) -> bool:
+    """Say whether waiting is in vain: too long for an empty engine, and this one is empty.
+
+    The engine then has the word; it refuses what is longer than its context, and says so.
+    """
+    mark *= room.tightening
+    wanted = demand.choices * (demand.prompt + left)
+    capacity = state.capacity or math.inf
+    return not state.promises and room.free >= mark and wanted > (1.0 - mark) * capacity
 
 
 def _crowded(demand: Demand, states: Sequence[Endpoint], now: float) -> Shortage | None:

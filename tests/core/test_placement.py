@@ -156,13 +156,33 @@ def test_too_many_unread_prompts_refuse_a_call(
     assert why(made.place(Demand(timed, "", 101), 10.0)) == ("prefill_backlog", 800)
 
 
-def test_a_call_larger_than_an_engine_closes_no_class(pool_of: PoolOf, scraped: Scraped) -> None:
+@pytest.mark.parametrize("pick", [True, False])
+def test_a_call_too_long_for_an_engine_is_the_engines_to_refuse(
+    pick: bool, pool_of: PoolOf, scraped: Scraped
+) -> None:
+    made, huge = pool_of("a", pick=pick), Demand(P2, "", 100_000)
+    read(made, scraped, {"a": 0.5})
+    found = made.place(huge, 0.0)
+    assert where(found) == "a"
+    made.reserve("huge", huge, "a", 0.0)
+    assert made.endpoints["a"].unprefilled(0.0) == 16_000  # it takes no more than there is
+    made.release("huge")
+    assert made.endpoints["a"].unprefilled(0.0) == 0.0
+
+    made.reserve("x", CALL, "a", 0.0)  # not while others are there
+    assert why(made.place(huge, 9.0)) == ("kv_demand", 0.15)
+    made.release("x")
+    read(made, scraped, {"a": 0.9}, 10.0)  # nor while its class is closed
+    assert why(made.place(huge, 10.0)) == ("kv_watermark", 0.15)
+
+
+def test_a_call_too_long_for_an_engine_closes_no_class(pool_of: PoolOf, scraped: Scraped) -> None:
     made = pool_of("a", pick=True)
     read(made, scraped, {"a": 0.0})
+    made.reserve("x", Demand(P1, "", 1892, 100), "a", 0.0)  # 12.5 %
 
     assert why(made.place(Demand(P1, "", 100_000), 0.0)) == ("kv_demand", 0.08)
     assert not made.is_closed(P2, 0.0)
-    made.reserve("x", Demand(P1, "", 1892, 100), "a", 0.0)  # 12.5 %
     assert why(made.place(Demand(P1, "", 13_000), 0.0)) == ("kv_demand", 0.08)
     assert made.is_closed(P2, 0.0)
     assert made.place(CALL, 0.0) == Shortage(Reason.KV_DEMAND, 0.875, 0.875)
