@@ -170,10 +170,10 @@ def test_a_call_too_long_for_an_engine_is_the_engines_to_refuse(
     assert made.endpoints["a"].unprefilled(0.0) == 0.0
 
     made.reserve("x", CALL, "a", 0.0)  # not while others are there
-    assert why(made.place(huge, 9.0)) == ("kv_demand", 0.15)
+    assert why(made.place(huge, 0.9)) == ("kv_demand", 0.15)
     made.release("x")
-    read(made, scraped, {"a": 0.9}, 10.0)  # nor while its class is closed
-    assert why(made.place(huge, 10.0)) == ("kv_watermark", 0.15)
+    read(made, scraped, {"a": 0.9}, 1.0)  # nor while its class is closed
+    assert why(made.place(huge, 1.0)) == ("kv_watermark", 0.15)
 
 
 def test_a_call_too_long_for_an_engine_closes_no_class(pool_of: PoolOf, scraped: Scraped) -> None:
