@@ -25,10 +25,13 @@ from grpc import aio
 from grpc_health.v1 import health_pb2
 
 from extproc.config import Config, PoolConfig, load_keys
-from extproc.core.capacity import Pool, PoolLimits, Reading
+from extproc.core.capacity import Pool, PoolLimits
 from extproc.core.classes import Catalog, ServiceClass, Task, Tenant
 from extproc.core.controller import Capacity, Controller, RequestLimits
+from extproc.core.outcomes import End
+from extproc.core.readings import Reading
 from extproc.core.reasons import ReplyOverride, ReplyRules
+from extproc.core.records import Ended
 from extproc.edge import server
 from extproc.edge.access_log import AccessLog
 from extproc.edge.admission import Admission, Routing
@@ -64,6 +67,7 @@ class EngineBooks:
 
     def sending(self, pool: str, endpoint: str) -> None:
         """A scrape is about to be sent."""
+        self._pools[pool].sending(endpoint, self._clock())
 
     def observed(self, pool: str, endpoint: str, reading: Reading, sent_at: float) -> None:
         """An endpoint was read."""
@@ -75,6 +79,23 @@ class EngineBooks:
 
     def undiscovered(self, pool: str, problem: str) -> None:
         """A pool's endpoints could not be looked up; those that are known stay."""
+
+
+class Ends:
+    """Tells the controller and the metrics how exchanges ended."""
+
+    def __init__(self, controller: Controller, metrics: Metrics) -> None:
+        self._controller = controller
+        self._metrics = metrics
+
+    def ended(self, record: Ended) -> None:
+        """An admitted exchange is over; records of pools that are not ours (any more) only count."""
+        self._metrics.ended(record)
+        if record.pool in self._controller.pools:
+            end = End(
+                record.outcome, record.prompt_tokens, record.completion_tokens, record.seconds
+            )
+            self._controller.settle(record.id, record.pool, end)
 
 
 @dataclass(frozen=True)
@@ -102,9 +123,10 @@ def build(config: Config) -> Tidegate:
     }
     metrics = Metrics(config.pools, config.classes)
     metrics.registry.register(PoolCollector(pools, clock))
+    controller = Controller(pools, (RequestLimits(config.requests.max_body), Capacity()))
     admission = Admission(
         catalog=catalog,
-        controller=Controller(pools, (RequestLimits(config.requests.max_body), Capacity())),
+        controller=controller,
         routing=_routing(config),
         sources=_sources(config),
         reply_rules=_reply_rules(config),
@@ -121,7 +143,7 @@ def build(config: Config) -> Tidegate:
         pools=pools,
         metrics=metrics,
         processor=Processor(admission),
-        access_log=AccessLog(metrics.ended),
+        access_log=AccessLog(Ends(controller, metrics).ended),
         fleet=Fleet(config.pools, EngineBooks(pools, clock), clock=clock, rng=rng),
     )
 
@@ -197,6 +219,9 @@ def _catalog(config: Config) -> Catalog:
             max_output=each.max_tokens,
             max_prompt=each.max_prompt_tokens,
             engine_priority=each.engine_priority,
+            prefill_cap=each.prefill_cap,
+            prefill_wait=each.prefill_wait,
+            evictable=each.evictable,
         )
         for rank, (name, each) in enumerate(config.classes.items())
     }
@@ -232,6 +257,9 @@ def _pool_limits(pool: PoolConfig) -> PoolLimits:
         max_concurrency=pool.max_concurrency,
         stale_after=pool.scrape.stale_after,
         unknown_after=pool.scrape.unknown_after,
+        pick=pool.balance == "pick",
+        blocks=pool.blocks,
+        block_size=pool.block_size,
     )
 
 

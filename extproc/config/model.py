@@ -13,6 +13,7 @@ Rules this module keeps:
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Annotated, Literal
@@ -101,7 +102,12 @@ class Watermark(_Model):
 
 
 class ClassConfig(_Model):
-    """One service class. ``max_wait`` in seconds, lengths in tokens."""
+    """One service class. ``max_wait`` in seconds, lengths in tokens.
+
+    A call is refused where more than ``prefill_cap`` prompt tokens, its own included, would wait at
+    an endpoint to be read. Without a cap that is what the endpoint reads in ``prefill_wait``
+    seconds, as learned: so long a first token may be late. Strict classes are not held to it.
+    """
 
     strict: bool = False
     weight: Annotated[float, Field(gt=0)] = 1.0
@@ -112,6 +118,8 @@ class ClassConfig(_Model):
     max_prompt_tokens: Annotated[int, Field(ge=1)] | None = None
     engine_priority: int = Field(default=0, ge=-(2**31), lt=2**31)
     evictable: bool = False
+    prefill_cap: Annotated[int, Field(ge=1)] | None = None
+    prefill_wait: Annotated[Seconds, Field(gt=0)] = 2.0
 
 
 class TenantConfig(_Model):
@@ -186,14 +194,26 @@ class Scrape(_Model):
 
 
 class PoolConfig(_Model):
-    """The vLLM endpoints that serve one model."""
+    """The vLLM endpoints that serve one model.
+
+    ``blocks`` and ``block_size`` (tokens) are those of one endpoint's KV cache, for engines whose
+    metrics do not say.
+    """
 
     endpoints: Endpoints
     aliases: tuple[PoolName, ...] = ()
     max_concurrency: int = Field(default=512, ge=1)
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     balance: Literal["envoy", "pick"] = "envoy"
+    blocks: int | None = Field(default=None, ge=1)
+    block_size: int | None = Field(default=None, ge=1)
     scrape: Scrape = Scrape()
+
+    @model_validator(mode="after")
+    def _measured(self) -> PoolConfig:
+        if (self.blocks is None) != (self.block_size is None):
+            raise ValueError("blocks and block_size go together")
+        return self
 
 
 class Override(_Model):
@@ -400,3 +420,11 @@ class Config(_Model):
                 yield f"classes.{low}.free_watermark.open: under that of {high} above it"
             if lower.concurrency > upper.concurrency:
                 yield f"classes.{low}.concurrency: over that of {high} above it"
+            if not upper.strict and _cap(lower) > _cap(upper):
+                yield f"classes.{low}.prefill_cap: over that of {high} above it"
+            if not upper.strict and lower.prefill_wait > upper.prefill_wait:
+                yield f"classes.{low}.prefill_wait: over that of {high} above it"
+
+
+def _cap(service_class: ClassConfig) -> float:
+    return math.inf if service_class.prefill_cap is None else service_class.prefill_cap

@@ -1,78 +1,77 @@
-"""What is known of the engines' KV cache, and what is in flight: the books of one pool.
+"""The books of one pool: where a call fits, which classes are closed, what is in flight.
 
 Rules this module keeps:
 
 * A missing, failed or old reading is never taken for an idle engine.
-* Readings are fresh, stale or unknown by their age. A stale one counts with watermarks that rise
-  linearly to twice their value; an unknown one does not count, and where all are unknown only
-  concurrency limits the pool.
+* Readings are fresh, stale or unknown by their age. With a stale one, own accounting goes on and the
+  watermarks rise linearly to twice their value; with an unknown one they stay there. Where no
+  capacity was ever known, only concurrency limits the pool.
 * Every class is judged at every change, not when a call of it comes: so a class cannot stay open
-  because nobody asked while the pool was full. Where one is closed, all under it are closed too.
-* What is reserved is released once, whoever says so and however often.
+  because nobody asked while the pool was full. Where one is closed, all under it are closed too
+  (`watermarks`).
+* What is reserved is released once, whoever says so and however often. No clock ends it: what the
+  engines provably have no more is let go (`lost`), nothing else.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from extproc.core.classes import ServiceClass
+from extproc.core.endpoint import Endpoint, Timing
+from extproc.core.lengths import AdaptiveQuantile, Lengths
+from extproc.core.lost import LostEnds
+from extproc.core.outcomes import End, Outcome
+from extproc.core.placement import (
+    NO_MARK,
+    Placement,
+    Room,
+    Shortage,
+    Usable,
+    least_busy,
+    pick,
+    spread,
+    together,
+    usable,
+)
+from extproc.core.promises import Demand, Promise
+from extproc.core.readings import Freshness, Reading
+from extproc.core.reasons import Reason
+from extproc.core.tokens import TokenEstimator
+from extproc.core.watermarks import Watermarks
 
-STALE_TIGHTENING = 1.0
-"""By how much watermarks have risen, relative to their value, when a reading becomes unknown."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What one scrape of one endpoint said about one model.
-
-    Attributes:
-        kv_usage: used share of the KV cache, 0..1; of several engines behind one endpoint the worst.
-        blocks: KV blocks in all (sum over engines), or None where the page does not say.
-        block_size: tokens per block, or None where the page does not say.
-        running: sequences being computed (sum over engines).
-        waiting: sequences in the engines' own queues (sum over engines).
-        preemptions: preemptions since the engine started (sum over engines; a counter).
-    """
-
-    kv_usage: float
-    blocks: int | None
-    block_size: int | None
-    running: int
-    waiting: int
-    preemptions: int
-
-
-class Freshness(StrEnum):
-    """How far the reading of an endpoint can be trusted."""
-
-    FRESH = "fresh"
-    STALE = "stale"
-    UNKNOWN = "unknown"
+__all__ = [
+    "Demand",
+    "Endpoint",
+    "Freshness",
+    "Load",
+    "Placement",
+    "Pool",
+    "PoolLimits",
+    "Reading",
+    "Shortage",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """What the configuration says of a pool; times in seconds."""
+    """What the configuration says of a pool; times in seconds.
+
+    Attributes:
+        max_concurrency: exchanges that may be in flight.
+        stale_after, unknown_after: ages of a reading.
+        pick: we choose the endpoint, not Envoy.
+        blocks, block_size: of one endpoint's KV cache, for engines whose pages do not say.
+    """
 
     max_concurrency: int
     stale_after: float
     unknown_after: float
-
-
-@dataclass(slots=True)
-class EndpointState:
-    """One engine endpoint: its last reading, when that was asked for, and what last went wrong."""
-
-    reading: Reading | None = None
-    read_at: float = -math.inf
-    problem: str | None = None
-
-    def age(self, now: float) -> float:
-        """Return the age of the reading in seconds; infinite where there is none."""
-        return now - self.read_at
+    pick: bool = False
+    blocks: int | None = None
+    block_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +83,15 @@ class Load:
         tightening: factor >= 1 on the watermarks, for readings that are stale.
         in_flight: exchanges that hold capacity.
         endpoints: how many endpoints are known.
+        predicted: free ratio after everything promised, as it counts; under 0 where more is
+            promised than fits; None where no capacity is known.
     """
 
     free: float | None
     tightening: float
     in_flight: int
     endpoints: int
+    predicted: float | None = None
 
 
 class Pool:
@@ -99,133 +101,303 @@ class Pool:
         self.name = name
         self.limits = limits
         self.classes = tuple(classes)
-        self.endpoints: dict[str, EndpointState] = {}
-        self._in_flight: set[str] = set()
-        self._closed = [False] * len(self.classes)
-        self._free: float | None = None
+        self.endpoints: dict[str, Endpoint] = {}
+        self.lengths = Lengths()
+        self.quantile = AdaptiveQuantile()
+        self.tokens = TokenEstimator()
+        self._timing = Timing(limits.stale_after, limits.unknown_after)
+        self._promises: dict[str, Promise] = {}
+        self._admitted = 0
+        self._watermarks = Watermarks(self.classes)
+        self._lost = LostEnds()
+        self._usable: dict[str, Usable | None] = {}
+        self._room: Room | None = None
+        self._observed: float | None = None
         self._tightening = 1.0
-        self._recompute_at = math.inf
+        self._survey_at = math.inf
+        self._freed = False
+        self._placed: tuple[Demand, float, Placement | Shortage] | None = None
 
     def __repr__(self) -> str:
-        free = "?" if self._free is None else f"{self._free:.3f}"
-        closed = [c.name for c, shut in zip(self.classes, self._closed, strict=True) if shut]
+        closed = [each.name for each in self.classes if self._watermarks.closed(each)]
         return (
-            f"<Pool {self.name}: {len(self.endpoints)} endpoints, free {free}, "
-            f"{len(self._in_flight)}/{self.limits.max_concurrency} in flight, closed {closed}>"
+            f"<Pool {self.name}: {len(self.endpoints)} endpoints, "
+            f"{len(self._promises)}/{self.limits.max_concurrency} in flight, closed {closed}>"
         )
 
     # What the engines say.
 
     def join(self, endpoint: str) -> None:
-        """Add an endpoint; nothing is known of it yet."""
-        self.endpoints.setdefault(endpoint, EndpointState())
+        """Add an endpoint; nothing is known of it yet but what the configuration says."""
+        if endpoint not in self.endpoints:
+            self.endpoints[endpoint] = Endpoint(
+                endpoint,
+                self._timing,
+                self._predict,
+                blocks=self.limits.blocks,
+                block_size=self.limits.block_size,
+            )
+            self._changed(endpoint, freed=True)
 
     def leave(self, endpoint: str, now: float) -> None:
-        """Forget an endpoint and what it said."""
-        self.endpoints.pop(endpoint, None)
-        self._recompute(now)
+        """Forget an endpoint and what it said; its exchanges stay in flight until they end."""
+        gone = self.endpoints.pop(endpoint, None)
+        if gone is not None:
+            for promise in gone.promises:
+                promise.endpoint = None
+            self._changed(endpoint, freed=True)
+            self._survey_at = now
+            self._refresh(now)
+
+    def sending(self, endpoint: str, now: float) -> None:
+        """A scrape is about to be sent: what it says will be held against this moment's books."""
+        state = self.endpoints.get(endpoint)
+        if state is not None:
+            state.sending(now)
 
     def observe(self, endpoint: str, reading: Reading, *, read_at: float, now: float) -> None:
-        """Take a reading that was asked for at ``read_at``; a late answer never replaces a newer one."""
+        """Take a reading that was asked for at ``read_at``; a late answer never replaces a newer one.
+
+        Exchanges that no engine has any more are let go; see `lost`. If one lives after all, it
+        counts as bias.
+        """
         state = self.endpoints.get(endpoint)
         if state is None or read_at < state.read_at:
             return
-        state.reading, state.read_at, state.problem = reading, read_at, None
-        self._recompute(now)
+        self.quantile.observe(state.observe(reading, read_at, now), now)
+        for promise in self._lost.scraped(self.endpoints.values(), now):
+            self.release(promise.exchange)
+        self._changed(endpoint, freed=True)
+        self._survey(now)
+        self._refresh(now)
 
     def fail(self, endpoint: str, problem: str) -> None:
         """Note that an endpoint could not be read; its last reading ages on."""
         state = self.endpoints.get(endpoint)
         if state is not None:
             state.problem = problem
+            self._changed(endpoint, freed=False)
 
     def freshness(self, endpoint: str, now: float) -> Freshness:
         """Return how far the endpoint's reading can be trusted now."""
-        age = self.endpoints[endpoint].age(now)
-        if age > self.limits.unknown_after:
-            return Freshness.UNKNOWN
-        return Freshness.STALE if age > self.limits.stale_after else Freshness.FRESH
+        return self.endpoints[endpoint].freshness(now)
 
     # What is in flight.
 
     @property
     def in_flight(self) -> int:
         """Return how many exchanges hold capacity."""
-        return len(self._in_flight)
+        return len(self._promises)
 
-    def reserve(self, exchange: str) -> None:
-        """Count an exchange in; once, however often it is said."""
-        self._in_flight.add(exchange)
+    def promises(self) -> Iterator[Promise]:
+        """Yield what is in flight, in the order of admission."""
+        yield from self._promises.values()
 
-    def release(self, exchange: str) -> None:
-        """Count an exchange out; harmless where it is not in."""
-        self._in_flight.discard(exchange)
+    def generated(self, promise: Promise, now: float) -> float:
+        """Return how many tokens each choice of an exchange has probably generated."""
+        state = self.endpoints.get(promise.endpoint or "")
+        return 0.0 if state is None else state.promises.generated(promise, now)
+
+    def reserve(self, exchange: str, demand: Demand, endpoint: str | None, now: float) -> None:
+        """Take an exchange in, where `place` put it; once, however often it is said."""
+        if exchange in self._promises:
+            return
+        self._admitted += 1
+        promise = Promise(exchange, demand, None, now, self._admitted)
+        self._promises[exchange] = promise
+        state = self.endpoints.get(endpoint or "")
+        if state is not None:
+            state.dispatch(demand, now)
+            self._book(promise, state, 0.0, now)
+            self._judge(now, may_open=False)
+
+    def moved(self, exchange: str, endpoint: str, now: float) -> None:
+        """Correct the books: this endpoint serves the exchange, whatever was planned."""
+        promise = self._promises.get(exchange)
+        if promise is None or promise.endpoint == endpoint:
+            return
+        generated = self.generated(promise, now)
+        self._unbook(promise)
+        promise.endpoint = None
+        state = self.endpoints.get(endpoint)
+        if state is not None:
+            self._book(promise, state, generated, now)
+
+    def release(self, exchange: str) -> Promise | None:
+        """Count an exchange out and return what it held; None, and no harm, where it is not in."""
+        promise = self._promises.pop(exchange, None)
+        if promise is not None:
+            self._unbook(promise)
+        return promise
+
+    def promise(self, exchange: str) -> Promise | None:
+        """Return what an exchange holds, or None where it is not in."""
+        return self._promises.get(exchange)
+
+    def learn(self, promise: Promise, end: End) -> None:
+        """Learn from how an exchange ended: tokens, lengths, pace, and whether a server is down."""
+        demand, state = promise.demand, self.endpoints.get(promise.endpoint or "")
+        if demand.parts is not None and end.prompt_tokens is not None:
+            self.tokens.observe(demand.parts, end.prompt_tokens)
+        if end.outcome is Outcome.COMPLETED and end.completion_tokens:
+            each = max(1, round(end.completion_tokens / demand.choices))
+            self.lengths.add(demand.service_class.name, demand.task, each)
+            if state is not None:
+                state.completed(each, end.seconds)
+        elif end.outcome is Outcome.ENGINE_ERROR and state is not None:
+            self._suspect(state)
+
+    def _suspect(self, state: Endpoint) -> None:
+        """An exchange failed here: where scrapes fail too, the endpoint is down until one works."""
+        if state.problem is not None:
+            state.down = True
+            self._survey_at = -math.inf
+
+    def _book(self, promise: Promise, state: Endpoint, generated: float, now: float) -> None:
+        size = state.size(promise.demand)
+        state.promises.add(promise, size=size, generated=generated, now=now)
+        promise.endpoint = state.name
+        self._changed(state.name, freed=False)
+
+    def _unbook(self, promise: Promise) -> None:
+        state = self.endpoints.get(promise.endpoint or "")
+        if state is not None:
+            state.withdraw(promise)
+            self._changed(state.name, freed=True)
+
+    def _predict(self, demand: Demand, generated: float) -> float:
+        return self.lengths.left(
+            demand.service_class.name,
+            demand.task,
+            q=self.quantile.value,
+            generated=generated,
+            limit=demand.max_output,
+        )
+
+    # Where a call fits.
+
+    def place(self, demand: Demand, now: float) -> Placement | Shortage:
+        """Return where a call fits, or why it does not. Nothing is reserved.
+
+        A strict class fits as long as there is room at all. Others must leave their watermark free,
+        find few enough prompts before them, and few enough exchanges in flight.
+        """
+        if self._placed is None or self._placed[:2] != (demand, now):
+            self._placed = demand, now, self._place(demand, now)
+        return self._placed[2]
+
+    def squeeze(self, demand: Demand, now: float) -> Placement:
+        """Return where a call fits best, though it may fit nowhere: the engine's queue takes it."""
+        found = self._fit(demand, NO_MARK, now) if self.endpoints else None
+        return found if isinstance(found, Placement) else Placement(None, False, None)
+
+    def _place(self, demand: Demand, now: float) -> Placement | Shortage:
+        if not self.endpoints:
+            return Shortage(Reason.NO_ENDPOINT)
+        self._refresh(now)
+        service_class = demand.service_class
+        if service_class.strict:
+            return self._fit(demand, 0.0, now)
+        room = self._room
+        if room is not None and self._watermarks.closed(service_class):
+            return room.shortage(self._watermarks.mark(service_class, room.ratio), room.free)
+        limit = self.concurrency_limit(service_class)
+        if self.in_flight >= limit:
+            return Shortage(Reason.CONCURRENCY, limit, self.in_flight)
+        return self._fit(demand, self._watermarks.required(service_class), now)
+
+    def _fit(self, demand: Demand, mark: float, now: float) -> Placement | Shortage:
+        self._refresh(now)
+        known, room = self._look(now), self._room
+        if room is None:
+            return Placement(least_busy(tuple(self.endpoints.values())).name, False, None)
+        left = self._predict(demand, 0.0)
+        if self.limits.pick:
+            found = pick(demand, left, mark, known, now)
+        else:
+            found = spread(demand, left, mark, room, [each.state for each in known], now)
+        if isinstance(found, Shortage):
+            if found.reason is Reason.KV_DEMAND:
+                self.quantile.refused()
+            capacities = [each.state.capacity or math.inf for each in known]
+            most = max(capacities) if self.limits.pick else sum(capacities)
+            # What would not fit into empty engines takes nobody's place.
+            if demand.choices * (demand.prompt + left) <= (1.0 - mark) * most:
+                self._watermarks.refused(demand.service_class, room.ratio)
+        return found
 
     # What follows.
 
     def load(self, now: float) -> Load:
         """Return the numbers of this moment."""
-        if now >= self._recompute_at:
-            self._recompute(now)
-        return Load(self._free, self._tightening, len(self._in_flight), len(self.endpoints))
+        self._refresh(now)
+        predicted = None if self._room is None else self._room.free
+        return Load(
+            self._observed, self._tightening, self.in_flight, len(self.endpoints), predicted
+        )
 
     def is_closed(self, service_class: ServiceClass, now: float) -> bool:
-        """Say whether the watermark has closed this class (strict classes are never closed)."""
-        if now >= self._recompute_at:
-            self._recompute(now)
-        return self._closed[service_class.rank]
+        """Say whether too little is free for this class (strict classes are never closed)."""
+        self._refresh(now)
+        return self._watermarks.closed(service_class)
 
     def concurrency_limit(self, service_class: ServiceClass) -> int:
         """Return the number in flight at which no more of this class are let in; at least 1."""
         return max(1, math.floor(service_class.concurrency * self.limits.max_concurrency))
 
-    def _recompute(self, now: float) -> None:
-        """Bring the free ratio and every class's open or closed state up to ``now``."""
-        limits = self.limits
-        known: list[tuple[Reading, float]] = []
-        self._recompute_at = math.inf
+    def _changed(self, endpoint: str, *, freed: bool) -> None:
+        """Note that an endpoint's books changed, and whether there may be more room now."""
+        self._usable.pop(endpoint, None)
+        self._placed = None
+        self._freed = self._freed or freed
+
+    def _refresh(self, now: float) -> None:
+        """Judge again where something ended, or a reading has aged."""
+        if now >= self._survey_at:
+            self._usable.clear()
+            self._survey(now)
+            self._freed = True
+        if self._freed:
+            self._freed = False
+            self._judge(now, may_open=True)
+
+    def _survey(self, now: float) -> None:
+        """Look at all readings: what they say together, and when their age must be looked at."""
+        self._survey_at = math.inf
         for state in self.endpoints.values():
-            age = state.age(now)
-            if state.reading is None or age > limits.unknown_after:
-                continue
-            known.append((state.reading, age))
-            # A fresh reading needs no second look before it goes stale; a stale one tightens on,
-            # and counts no more from the moment on at which it is unknown.
-            self._recompute_at = min(
-                self._recompute_at,
-                max(now + limits.stale_after / 10, state.read_at + limits.stale_after),
-                state.read_at + limits.unknown_after,
-            )
-        self._free, self._tightening = self._aggregate(known)
-        self._update_closed()
+            if state.freshness(now) is not Freshness.UNKNOWN:
+                # A fresh reading needs no second look before it goes stale; a stale one tightens on,
+                # and counts no more from the moment on at which it is unknown.
+                step = self.limits.stale_after
+                soon = max(now + step / 10, state.read_at + step)
+                unknown = state.read_at + self.limits.unknown_after
+                self._survey_at = min(self._survey_at, soon, unknown)
+        rooms = [each.room for each in self._look(now)]
+        whole = together(rooms) if rooms else None
+        self._observed = None if whole is None else whole.observed
+        self._tightening = 1.0 if whole is None else whole.tightening
 
-    def _aggregate(self, known: Sequence[tuple[Reading, float]]) -> tuple[float | None, float]:
-        if not known:
-            return None, 1.0
-        # Blocks weigh where every page says how many there are; else endpoints weigh the same.
-        counted = all(reading.blocks for reading, _ in known)
-        weights = [float(reading.blocks or 0) if counted else 1.0 for reading, _ in known]
-        total = sum(weights)
-        used = sum(w * r.kv_usage for w, (r, _) in zip(weights, known, strict=True)) / total
-        # Gauges are fractions of a block count: what lies under a millionth is binary noise, and
-        # would put a pool with exactly 8 % free under its mark of 8 %.
-        free = round(1.0 - used, 6)
-        span = self.limits.unknown_after - self.limits.stale_after
-        stale = (max(0.0, age - self.limits.stale_after) / span for _, age in known)
-        share = sum(w * s for w, s in zip(weights, stale, strict=True)) / total
-        return free, 1.0 + STALE_TIGHTENING * share
+    def _judge(self, now: float, *, may_open: bool) -> None:
+        """Bring what classes are judged by, and their state, up to date."""
+        rooms = [each.room for each in self._look(now)]
+        if not rooms:
+            self._room = None
+        elif self.limits.pick:
+            self._room = max(rooms, key=lambda room: room.ratio)
+        else:
+            self._room = together(rooms)
+        ratio = None if self._room is None else self._room.ratio
+        self._watermarks.judge(ratio, now, may_open=may_open)
 
-    def _update_closed(self) -> None:
-        closed_above = False
-        for service_class in self.classes:
-            rank = service_class.rank
-            if self._free is None:
-                shut = False
-            elif self._free < service_class.close * self._tightening:
-                shut = True
-            elif self._free > service_class.open * self._tightening:
-                shut = False
-            else:
-                shut = self._closed[rank]
-            shut = (shut and not service_class.strict) or closed_above
-            self._closed[rank] = closed_above = shut
+    def _look(self, now: float) -> list[Usable]:
+        """Return the endpoints of which something is known.
+
+        What is known from long ago counts only where nothing newer is known of any.
+        """
+        cache = self._usable
+        for name, state in self.endpoints.items():
+            if name not in cache:
+                cache[name] = usable(state, now)
+        found = [each for each in cache.values() if each is not None]
+        current = [each for each in found if each.tier < 2]
+        return current or found

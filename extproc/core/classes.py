@@ -9,6 +9,7 @@ Rules this module keeps:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -27,6 +28,9 @@ class ServiceClass:
         max_output: longest output in tokens per choice, or None.
         max_prompt: longest prompt in tokens, or None.
         engine_priority: vLLM's ``priority``; lower runs first.
+        prefill_cap: prompt tokens that may wait at an endpoint, its own included, or None.
+        prefill_wait: where there is no ``prefill_cap``, seconds that reading them may take.
+        evictable: running exchanges may be cut for higher classes.
     """
 
     name: str
@@ -38,6 +42,9 @@ class ServiceClass:
     max_output: int | None = None
     max_prompt: int | None = None
     engine_priority: int = 0
+    prefill_cap: int | None = None
+    prefill_wait: float = math.inf
+    evictable: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,21 @@ Rules this module keeps:
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from extproc.core.capacity import Load, Pool
-from extproc.core.classes import Classification, ServiceClass
+from extproc.core.capacity import Load, Pool, Shortage
+from extproc.core.classes import Classification
+from extproc.core.outcomes import End
+from extproc.core.promises import Demand, Promise
 from extproc.core.reasons import REASONS, Reason, ReplyKind
+from extproc.core.tokens import PromptParts
+
+UNSETTLED = 4096
+"""Exchanges that are over and whose end is not reported yet; of more, the oldest are forgotten."""
 
 
 class Action(StrEnum):
@@ -38,6 +45,10 @@ class Candidate:
         prompt_tokens: estimated length of the prompt in tokens.
         body_bytes: size of the body.
         defect: why the body cannot be read, or None.
+        max_output: tokens of each choice at which the engine will end it, or None; 0 where nothing
+            is generated, as for embeddings.
+        choices: how many texts are generated.
+        parts: what the prompt is made of, where tokens can be learned from it.
     """
 
     id: str
@@ -45,6 +56,22 @@ class Candidate:
     prompt_tokens: int
     body_bytes: int
     defect: str | None = None
+    max_output: int | None = None
+    choices: int = 1
+    parts: PromptParts | None = None
+
+    @property
+    def demand(self) -> Demand:
+        """What it wants of an engine."""
+        who = self.classification
+        return Demand(
+            service_class=who.service_class,
+            task=who.task,
+            prompt=self.prompt_tokens,
+            max_output=self.max_output,
+            choices=self.choices,
+            parts=self.parts,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +85,19 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was decided about a call, and on which numbers."""
+    """What was decided about a call, and on which numbers.
+
+    ``endpoint`` is where it should go, or None where Envoy chooses. ``free`` is the predicted free
+    ratio after it came, or None where it did not come or nothing is known.
+    """
 
     action: Action
     reason: Reason
     load: Load
     threshold: float | None = None
     value: float | None = None
+    endpoint: str | None = None
+    free: float | None = None
 
 
 class Gate(Protocol):
@@ -95,31 +128,14 @@ class RequestLimits:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Sheds by the observed free ratio and by what is in flight: the plain rules of the field.
-
-    A strict class passes as long as there is an endpoint to send it to.
-    """
+    """Lets in what fits into the engines after everything that is promised; see `Pool.place`."""
 
     def __call__(self, call: Candidate, pool: Pool, now: float) -> Refusal | None:
         """See `Gate`."""
-        if not pool.endpoints:
-            return Refusal(Reason.NO_ENDPOINT)
-        service_class = call.classification.service_class
-        if service_class.strict:
-            return None
-        if pool.is_closed(service_class, now):
-            return _closed(service_class, pool.load(now))
-        limit = pool.concurrency_limit(service_class)
-        if pool.in_flight >= limit:
-            return Refusal(Reason.CONCURRENCY, limit, pool.in_flight)
+        found = pool.place(call.demand, now)
+        if isinstance(found, Shortage):
+            return Refusal(found.reason, found.threshold, found.value)
         return None
-
-
-def _closed(service_class: ServiceClass, load: Load) -> Refusal:
-    """Name the mark that the free ratio must pass: once closed, that is the upper one."""
-    close, reopen = service_class.close * load.tightening, service_class.open * load.tightening
-    below = load.free is not None and load.free < close
-    return Refusal(Reason.KV_WATERMARK, close if below else reopen, load.free)
 
 
 class Controller:
@@ -128,6 +144,7 @@ class Controller:
     def __init__(self, pools: Mapping[str, Pool], gates: Sequence[Gate]) -> None:
         self.pools = dict(pools)
         self._gates = tuple(gates)
+        self._ended: OrderedDict[str, Promise] = OrderedDict()
 
     def decide(self, call: Candidate, pool_name: str, now: float) -> Verdict:
         """Decide about a call and, where it is admitted, reserve its place until `release`."""
@@ -135,14 +152,50 @@ class Controller:
         load = pool.load(now)
         for gate in self._gates:
             refusal = gate(call, pool, now)
-            if refusal is not None:
+            if refusal is not None and not _waits(refusal, call):
                 return _refuse(refusal, load)
-        pool.reserve(call.id)
-        return Verdict(Action.ADMIT, Reason.ADMITTED, load)
+        found = pool.place(call.demand, now)
+        if isinstance(found, Shortage):
+            found = pool.squeeze(call.demand, now)
+        pool.reserve(call.id, call.demand, found.endpoint, now)
+        return Verdict(
+            Action.ADMIT,
+            Reason.ADMITTED,
+            load,
+            endpoint=found.endpoint if found.chosen else None,
+            free=found.free,
+        )
+
+    def prompt_tokens(self, parts: PromptParts, pool_name: str) -> int:
+        """Return how many tokens a prompt probably has for this pool's model."""
+        return self.pools[pool_name].tokens.estimate(parts)
+
+    def moved(self, exchange: str, pool_name: str, endpoint: str, now: float) -> None:
+        """Hear which endpoint really serves an exchange."""
+        self.pools[pool_name].moved(exchange, endpoint, now)
 
     def release(self, exchange: str, pool_name: str) -> None:
         """Give back what an exchange held; harmless where it holds nothing."""
-        self.pools[pool_name].release(exchange)
+        promise = self.pools[pool_name].release(exchange)
+        if promise is not None:
+            self._ended[exchange] = promise
+            if len(self._ended) > UNSETTLED:
+                self._ended.popitem(last=False)
+
+    def settle(self, exchange: str, pool_name: str, end: End) -> None:
+        """Learn from how an exchange ended; before or after its release, once."""
+        pool = self.pools[pool_name]
+        promise = self._ended.pop(exchange, None) or pool.promise(exchange)
+        if promise is not None:
+            pool.learn(promise, end)
+
+
+def _waits(refusal: Refusal, call: Candidate) -> bool:
+    """Say whether the engine's own queue, where a strict class comes first, takes the call."""
+    return call.classification.service_class.strict and refusal.reason in _ROOM
+
+
+_ROOM = frozenset((Reason.KV_WATERMARK, Reason.KV_DEMAND, Reason.PREFILL_BACKLOG))
 
 
 def _refuse(refusal: Refusal, load: Load) -> Verdict:

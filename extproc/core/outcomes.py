@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -13,3 +14,20 @@ class Outcome(StrEnum):
     ENGINE_ERROR = "engine_error"
     ENGINE_REJECTED = "engine_rejected"
     TIMEOUT = "timeout"
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How an exchange ended, with what the engine reported; None where it reported nothing.
+
+    Attributes:
+        outcome: how it ended.
+        prompt_tokens: of the prompt.
+        completion_tokens: of all choices together.
+        seconds: from the first byte of the request to the last of the response.
+    """
+
+    outcome: Outcome
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    seconds: float = 0.0

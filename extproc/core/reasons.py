@@ -25,6 +25,8 @@ class Reason(StrEnum):
     PROMPT_TOO_LONG = "prompt_too_long"
     NO_ENDPOINT = "no_endpoint"
     KV_WATERMARK = "kv_watermark"
+    KV_DEMAND = "kv_demand"
+    PREFILL_BACKLOG = "prefill_backlog"
     CONCURRENCY = "concurrency"
 
 
@@ -107,6 +109,18 @@ REASONS: Mapping[Reason, Entry] = MappingProxyType(
             _fallback(),
             "Too little KV cache is free for this class.",
             "剩余 KV 缓存低于该等级的水位线。",
+        ),
+        Reason.KV_DEMAND: Entry(
+            "capacity",
+            _fallback(),
+            "Too little KV cache would be free for this class after what is promised.",
+            "计入已承诺的请求后，剩余 KV 缓存低于该等级的水位线。",
+        ),
+        Reason.PREFILL_BACKLOG: Entry(
+            "capacity",
+            _fallback(),
+            "Too many prompt tokens are waiting to be read before this call.",
+            "排在前面的待处理提示词过多。",
         ),
         Reason.CONCURRENCY: Entry(
             "capacity",

@@ -28,6 +28,7 @@ from extproc.edge.identity import IdentitySource, identify
 from extproc.edge.messages import Answer, Forward, LabelResponse
 from extproc.edge.wording import Wording
 from extproc.openai import replies
+from extproc.openai.calls import LIMITS
 from extproc.openai.endpoints import Endpoint, endpoint_of
 from extproc.openai.requests import Call, Unreadable, read, rewrite
 
@@ -108,9 +109,12 @@ class Admission:
         candidate = Candidate(
             id=self._new_id(),
             classification=classification,
-            prompt_tokens=call.prompt_tokens if call else 0,
+            prompt_tokens=self._controller.prompt_tokens(call.prompt_parts, pool) if call else 0,
             body_bytes=len(request.body),
             defect=defect.message if defect and (call or not self._pass_unreadable) else None,
+            max_output=_max_output(call, classification),
+            choices=call.choices if call else 1,
+            parts=call.prompt_parts if call else None,
         )
         verdict = self._controller.decide(candidate, pool, now)
         if verdict.action is Action.ADMIT:
@@ -233,6 +237,19 @@ class Admission:
                 metadata=_metadata(candidate, verdict),
             )
         )
+
+
+def _max_output(call: Call | None, classification: Classification) -> int | None:
+    """Return the tokens of each choice at which the engine will end it, after the clamp."""
+    if call is None:
+        return classification.max_output
+    if call.endpoint is Endpoint.EMBEDDINGS:
+        return 0
+    asked = call.max_output
+    if asked is None or asked < 1:
+        asked = LIMITS[call.endpoint].default
+    bounds = [each for each in (asked, classification.max_output) if each is not None]
+    return min(bounds, default=None)
 
 
 def _explanation(verdict: Verdict, defect: Unreadable | None, language: str) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from extproc.core.capacity import Reading
+from extproc.core.readings import Reading
 
 
 class Listener(Protocol):

@@ -8,7 +8,8 @@ Rules this module keeps:
 * Only the lines that we need are looked at; the rest of the page costs a search in C.
 * Several engines behind one endpoint are one reading: their queues are added up, the fullest KV
   cache counts. A series that stands there twice counts once, with its higher value.
-* How many blocks there are is welcome but not needed: unless every engine says it, it is unknown.
+* How many blocks there are, and how many tokens were read and generated, is welcome but not needed:
+  unless every engine says it, it is unknown.
 
 Format: https://prometheus.io/docs/instrumenting/exposition_formats/ (text 0.0.4, and OpenMetrics as
 far as these series go, where a writer may turn ``vllm:`` into ``vllm_``). A last line without its
@@ -23,10 +24,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from itertools import islice
 
-from extproc.core.capacity import Reading
+from extproc.core.readings import Reading
 
 MAX_SERIES = 512
-"""More needed series than this on one page are refused; an engine has five."""
+"""More needed series than this on one page are refused; an engine has seven."""
 MAX_NEEDED_BYTES = 128 << 10
 """More bytes than this in the needed lines are refused; an engine has about 1.5 KB."""
 
@@ -36,11 +37,14 @@ _RUNNING = b"num_requests_running"
 _WAITING = b"num_requests_waiting"
 _PREEMPTIONS = b"num_preemptions_total"
 _CONFIG = b"cache_config_info"
+_GENERATED = b"generation_tokens_total"
+_PROMPTED = b"prompt_tokens_total"
+_REQUIRED = frozenset((_KV, _OLD_KV, _RUNNING, _WAITING, _PREEMPTIONS))
 
 # Possessive quantifiers (++, *+) never backtrack: the work is linear in the page.
 _NEEDED = re.compile(  # the literal start makes this a substring search
     rb"\nvllm[:_](%s)([ \t{][^\n]*+)(?=\n)"
-    % b"|".join((_KV, _OLD_KV, _RUNNING, _WAITING, _PREEMPTIONS, _CONFIG))
+    % b"|".join((*sorted(_REQUIRED), _GENERATED, _PROMPTED, _CONFIG))
 )
 _NAME = rb"[a-zA-Z_][a-zA-Z0-9_]*+"
 _TEXT = rb'(?:[^"\\]|\\.)*+'
@@ -84,7 +88,7 @@ def parse(page: bytes) -> dict[str, Reading]:
     configs: dict[_Identity, _Labels] = {}
     for metric, rest in needed:
         sample = _SAMPLE.fullmatch(rest)
-        if sample is None and metric == _CONFIG:
+        if sample is None and metric not in _REQUIRED:
             continue
         if sample is None:
             raise NotAnEnginePage(f"a line of vllm:{metric.decode()} cannot be read")
@@ -94,14 +98,20 @@ def parse(page: bytes) -> dict[str, Reading]:
             configs[identity] = labels
             continue
         engine = _text(labels.get(b"model_name", b"")), labels.get(b"engine", b"")
-        series = found[metric][engine]
-        series[identity] = max(_value(metric, sample[2]), series.get(identity, 0.0))
+        value = _value(sample[2])
+        if value is None and metric in _REQUIRED:
+            raise NotAnEnginePage(f"vllm:{metric.decode()} has a value that makes no sense")
+        if value is not None:
+            series = found[metric][engine]
+            series[identity] = max(value, series.get(identity, 0.0))
     usage = _KV if _KV in found else _OLD_KV
     _complete(found, usage)
     models = {model for model, _ in found[usage]}
     return {
         model: _reading(
             *(_of(found[metric], model) for metric in (usage, _RUNNING, _WAITING, _PREEMPTIONS)),
+            generated=_total(found[_GENERATED], found[usage], model),
+            prompted=_total(found[_PROMPTED], found[usage], model),
             engines=sum(model == of for of, _ in found[usage]),
             configs=_configs_of(configs.values(), model, len(models)),
         )
@@ -116,7 +126,7 @@ def _complete(found: Mapping[bytes, _Values], usage: bytes) -> None:
             "there is no vllm:kv_cache_usage_perc (nor vllm:gpu_cache_usage_perc): "
             "does a vLLM server with metrics listen here?"
         )
-    everyone = set().union(*found.values())
+    everyone = set().union(*(found[metric] for metric in _REQUIRED & found.keys()))
     for metric in (usage, _RUNNING, _WAITING, _PREEMPTIONS):
         if everyone != set(found.get(metric, ())):
             raise NotAnEnginePage(f"vllm:{metric.decode()} is missing for an engine of this server")
@@ -124,6 +134,13 @@ def _complete(found: Mapping[bytes, _Values], usage: bytes) -> None:
 
 def _of(values: _Values, model: str) -> list[float]:
     return [v for (of, _), series in values.items() if of == model for v in series.values()]
+
+
+def _total(values: _Values, engines: _Values, model: str) -> int | None:
+    """Return the sum of a counter over a model's engines, or None unless each of them has it."""
+    if any(engine not in values for engine in engines if engine[0] == model):
+        return None
+    return math.ceil(sum(_of(values, model)))
 
 
 def _configs_of(configs: Iterable[_Labels], model: str, models: int) -> list[_Labels]:
@@ -141,6 +158,8 @@ def _reading(
     waiting: Iterable[float],
     preemptions: Iterable[float],
     *,
+    generated: int | None,
+    prompted: int | None,
     engines: int,
     configs: Iterable[_Labels],
 ) -> Reading:
@@ -154,17 +173,18 @@ def _reading(
         running=math.ceil(sum(running)),
         waiting=math.ceil(sum(waiting)),
         preemptions=math.ceil(sum(preemptions)),
+        generated=generated,
+        prompted=prompted,
     )
 
 
-def _value(metric: bytes, text: bytes) -> float:
+def _value(text: bytes) -> float | None:
+    """Return a number, or None where it makes no sense."""
     try:
         value = float(text)
     except ValueError:
-        value = math.nan
-    if not 0.0 <= value < 1e15:
-        raise NotAnEnginePage(f"vllm:{metric.decode()} has a value that makes no sense")
-    return value
+        return None
+    return value if 0.0 <= value < 1e15 else None
 
 
 def _count(text: bytes | None) -> int | None:

@@ -25,7 +25,7 @@ from typing import NoReturn
 import aiohttp
 
 from extproc.config import Scrape
-from extproc.core.capacity import Reading
+from extproc.core.readings import Reading
 from extproc.engines.listener import Listener
 from extproc.engines.page import NotAnEnginePage, parse
 

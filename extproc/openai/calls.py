@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from msgspec import Raw, Struct
 
+from extproc.core.tokens import PromptParts
 from extproc.openai.endpoints import Endpoint
 from extproc.openai.lax import ABSENT
 
@@ -106,8 +107,8 @@ class Call:
     """Tokens, of each member that bounds the output and is not null."""
     choices: int
     """How many texts the engine would generate, at least 1."""
-    prompt_tokens: int
-    """An estimate, at least 1."""
+    prompt_parts: PromptParts
+    """An estimate of the prompt's tokens by script, at least 1 together."""
     structured: bool
     """The client expects JSON, a tool call or a grammar: plain text would break it."""
     include_usage: bool
@@ -126,6 +127,11 @@ class Call:
     members: Members = field(repr=False)
     limited: Members = field(repr=False)
     """Where the limits are: ``members``, or what is in its ``sampling_params``."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """An estimate, at least 1, before anything is learned of the model's tokenizer."""
+        return max(1, round(sum(self.prompt_parts)))
 
     @property
     def max_output(self) -> int | None:

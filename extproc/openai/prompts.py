@@ -4,16 +4,19 @@ Rules:
 - Both come from the undecoded body. Where exactness would take longer than a call is worth,
   counting errs upwards.
 - The estimate has no tokenizer. A token is about 4 bytes of UTF-8, in Latin script and in Chinese
-  alike (a Chinese character has 3 bytes and makes 0.6 to 0.8 tokens).
+  alike (a Chinese character has 3 bytes and makes 0.6 to 0.8 tokens). How much of it is in which
+  script is told as well, so that real usage can correct it (`extproc.core.tokens`).
 """
 
 from __future__ import annotations
 
 import re
+import string
 
 import msgspec
 from msgspec import Raw
 
+from extproc.core.tokens import PromptParts
 from extproc.openai import lax
 from extproc.openai.calls import LIMITS, Members
 from extproc.openai.endpoints import Endpoint
@@ -22,7 +25,9 @@ _BYTES_PER_TOKEN = 4
 _ESCAPE_EXCESS = 3
 """Bytes that ``\\uXXXX`` is longer than its character."""
 _SAMPLE = 64 * 1024
-"""Bytes in which escapes are counted."""
+"""Bytes in which escapes and scripts are counted."""
+_ASCII = bytes(range(128))
+_LETTERS = (string.ascii_letters + " ").encode()
 _NOT_SHOWN = ("response_format", "structured_outputs", "guided_json", "logit_bias", "metadata")
 """Members that may be long and that no template shows to the model."""
 _COUNTED = 32 * 1024
@@ -103,8 +108,8 @@ def _starts(raw: Raw, opening: bytes) -> bool:
     return bytes(memoryview(raw)[:_WINDOW]).translate(None, b" \t\r\n").startswith(opening)
 
 
-def prompt_tokens(body: bytes, members: Members) -> int:
-    """Estimate the prompt's tokens, at least 1.
+def prompt_parts(body: bytes, members: Members) -> PromptParts:
+    """Estimate the prompt's tokens by script, at least 1 together.
 
     The whole body counts, except what no template shows to the model, so no member hides a prompt.
     """
@@ -118,7 +123,12 @@ def prompt_tokens(body: bytes, members: Members) -> int:
     sample = body[:_SAMPLE]
     escapes = sample.count(b"\\u") / len(sample)
     text = int(size * max(0.0, 1 - escapes * _ESCAPE_EXCESS)) // _BYTES_PER_TOKEN
-    return max(1, text + parts * _MEDIA_TOKENS)
+    if text + parts * _MEDIA_TOKENS < 1:
+        text = 1
+    each = text / len(sample)
+    wide = len(sample.translate(None, _ASCII)) * each
+    other = len(sample.translate(None, _LETTERS)) * each - wide
+    return PromptParts(text - wide - other, wide, other, float(parts * _MEDIA_TOKENS))
 
 
 def _media(prompt: bytes) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from extproc.openai import lax
 from extproc.openai.calls import LIMITS, Call, Limits, Members
 from extproc.openai.endpoints import Endpoint
 from extproc.openai.lax import ABSENT, Unreadable
-from extproc.openai.prompts import choices, prompt_tokens
+from extproc.openai.prompts import choices, prompt_parts
 from extproc.openai.rewriting import rewrite
 
 __all__ = ["MAX_DECOMPRESSED", "MAX_LENIENT", "Call", "Unreadable", "read", "rewrite"]
@@ -72,7 +72,7 @@ def read(endpoint: Endpoint, body: bytes) -> Call:
         stream=lax.boolean(members.stream, "stream"),
         lengths=_lengths(LIMITS[endpoint], limited),
         choices=choices(endpoint, members, limited),
-        prompt_tokens=prompt_tokens(body, members),
+        prompt_parts=prompt_parts(body, members),
         structured=_structured(endpoint, members),
         include_usage=_include_usage(members.stream_options),
         user=lax.hint(members.user) or lax.hint(_inner(members.metadata).user_id),

@@ -142,6 +142,17 @@ class PoolCollector(Collector):
             "Free KV blocks of the pool by its readings, 0..1; absent where nothing is known.",
             labels=["pool"],
         )
+        predicted = GaugeMetricFamily(
+            "tidegate_free_ratio_predicted",
+            "Free KV blocks after everything promised, as classes are judged by it; under 0 where "
+            "more is promised than fits; absent where nothing is known.",
+            labels=["pool"],
+        )
+        quantile = GaugeMetricFamily(
+            "tidegate_length_quantile",
+            "Share of the outputs that a prediction of lengths covers, 0..1.",
+            labels=["pool"],
+        )
         closed = GaugeMetricFamily(
             "tidegate_class_closed",
             "1 where the watermark has closed the class.",
@@ -152,11 +163,14 @@ class PoolCollector(Collector):
             in_flight.add_metric([name], load.in_flight)
             if load.free is not None:
                 free.add_metric([name], load.free)
+            if load.predicted is not None:
+                predicted.add_metric([name], load.predicted)
+            quantile.add_metric([name], pool.quantile.value)
             for service_class in pool.classes:
                 labels = [name, service_class.name]
                 closed.add_metric(labels, float(pool.is_closed(service_class, now)))
                 limit.add_metric(labels, pool.concurrency_limit(service_class))
-        yield from (in_flight, limit, free, closed)
+        yield from (in_flight, limit, free, predicted, quantile, closed)
 
     def _endpoint_gauges(self, now: float) -> Iterable[Metric]:
         names = ["pool", "endpoint"]
@@ -179,15 +193,27 @@ class PoolCollector(Collector):
         waiting = GaugeMetricFamily(
             "tidegate_endpoint_waiting", "Sequences in the engine's own queue.", labels=names
         )
+        promised = GaugeMetricFamily(
+            "tidegate_promised_tokens",
+            "KV-cache tokens at the worst moment that the exchanges in flight lead to.",
+            labels=names,
+        )
+        bias = GaugeMetricFamily(
+            "tidegate_kv_bias_tokens",
+            "Tokens in the KV cache beyond what we know of, smoothed; under 0 where there are fewer.",
+            labels=names,
+        )
         for pool_name, pool in self._pools.items():
             for endpoint, known in pool.endpoints.items():
                 labels = [pool_name, endpoint]
                 freshness = pool.freshness(endpoint, now)
                 for each in Freshness:
                     state.add_metric([*labels, each.value], float(each is freshness))
+                promised.add_metric(labels, known.promises.peak)
+                bias.add_metric(labels, known.bias)
                 if known.reading is not None:
                     age.add_metric(labels, known.age(now))
                     usage.add_metric(labels, known.reading.kv_usage)
                     running.add_metric(labels, known.reading.running)
                     waiting.add_metric(labels, known.reading.waiting)
-        yield from (state, age, usage, running, waiting)
+        yield from (state, age, usage, running, waiting, promised, bias)

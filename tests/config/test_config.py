@@ -97,6 +97,17 @@ def test_durations_and_sizes_are_written_as_people_do() -> None:
                 "line 3: classes.B.concurrency: over that of A above it",
             ],
         ),
+        (
+            "classes:\n  A: {prefill_cap: 9, prefill_wait: 1s}\n  B: {prefill_wait: 2s}\n",
+            [
+                "line 3: classes.B.prefill_cap: over that of A above it",
+                "line 3: classes.B.prefill_wait: over that of A above it",
+            ],
+        ),
+        (
+            "pools: {m: {endpoints: {static: ['a:1']}, blocks: 100}}\n",
+            ["line 1: pools.m: blocks and block_size go together"],
+        ),
         ("tenants: {t: {class: P9}}\n", ["line 1: tenants.t.class: there is no class P9"]),
         (
             "tenants: {t: {class: P0, plan: gold}}\nplans: {free: {}}\n",

@@ -6,8 +6,18 @@ from hypothesis import strategies as st
 
 from extproc.core.capacity import Pool, PoolLimits, Reading
 from extproc.core.classes import Classification, ServiceClass
-from extproc.core.controller import Action, Candidate, Capacity, Controller, RequestLimits, Verdict
+from extproc.core.controller import (
+    UNSETTLED,
+    Action,
+    Candidate,
+    Capacity,
+    Controller,
+    RequestLimits,
+    Verdict,
+)
+from extproc.core.outcomes import End, Outcome
 from extproc.core.reasons import REASONS, Reason, ReplyKind, ReplyOverride, ReplyRules, ReplyStyle
+from extproc.core.tokens import PromptParts
 
 P0 = ServiceClass("P0", 0, strict=True, close=0.03, open=0.05, max_prompt=4096)
 P1 = ServiceClass("P1", 1, close=0.08, open=0.12)
@@ -108,7 +118,7 @@ def test_without_an_endpoint_even_p0_is_shed() -> None:
         (candidate(P0, prompt=4097), "prompt_too_long", 4096, 4097),
         (candidate(P0, body=1001), "body_too_large", 1000, 1001),
         (candidate(P0, defect="no JSON"), "bad_request", None, None),
-        (candidate(P2, prompt=10**9), "admitted", None, None),
+        (candidate(P2, prompt=10_000), "admitted", None, None),
     ],
 )
 def test_request_limits(
@@ -188,3 +198,75 @@ def test_reply_rules_take_the_first_override_that_matches() -> None:
     assert rules.style(Reason.BAD_REQUEST, "P0", "t").status == 400
     with pytest.raises(ValueError, match="refuses nothing"):
         rules.style(Reason.ADMITTED, "P0", "t")
+
+
+def test_where_we_choose_the_verdict_names_the_endpoint_and_the_books_follow_the_real_one() -> None:
+    pool = Pool("qwen", PoolLimits(10, 1.0, 30.0, pick=True), (P0, P1, P2))
+    for name, used in (("e0", 0.5), ("e1", 0.1)):
+        pool.join(name)
+        pool.observe(name, Reading(used, 1000, 16, 0, 0, 0), read_at=0.0, now=0.0)
+    asked = Controller({"qwen": pool}, (Capacity(),))
+
+    verdict = asked.decide(candidate(P2), "qwen", 0.0)
+    assert verdict.endpoint == "e1"
+    assert verdict.free == pytest.approx(0.9, abs=0.02)
+    assert [len(state.promises) for state in pool.endpoints.values()] == [0, 1]
+
+    asked.moved("x0", "qwen", "e0", 1.0)
+    asked.moved("x0", "qwen", "e0", 1.0)
+    asked.moved("nobody", "qwen", "e0", 1.0)
+    held = pool.promise("x0")
+    assert held is not None
+    assert pool.generated(held, 1.0) == 25  # what it had generated went along
+    assert [len(state.promises) for state in pool.endpoints.values()] == [1, 0]
+
+    asked.moved("x0", "qwen", "elsewhere", 1.0)
+    assert [len(state.promises) for state in pool.endpoints.values()] == [0, 0]
+    assert pool.in_flight == 1
+    assert pool.generated(held, 1.0) == 0
+    asked.release("x0", "qwen")
+    assert pool.in_flight == 0
+
+
+@pytest.mark.parametrize("settled_first", [True, False])
+def test_real_usage_teaches_lengths_and_tokens(settled_first: bool) -> None:
+    asked = controller()
+    parts = PromptParts(100, 0, 0)
+    who = Classification("t", "chat", P2, None, None, (), None, None)
+    assert asked.prompt_tokens(parts, "qwen") == 100
+    for number in range(60):
+        call = Candidate(f"x{number}", who, 100, 400, max_output=50, parts=parts)
+        asked.decide(call, "qwen", float(number))
+        end = End(Outcome.COMPLETED, prompt_tokens=200, completion_tokens=20, seconds=1.0)
+        if settled_first:
+            asked.settle(call.id, "qwen", end)
+        asked.release(call.id, "qwen")
+        if not settled_first:
+            asked.settle(call.id, "qwen", end)
+    asked.settle("never", "qwen", End(Outcome.COMPLETED))
+
+    left = asked.pools["qwen"].lengths.left("P2", "chat", q=0.5, generated=0, limit=50)
+    assert left == pytest.approx(20, rel=0.12)
+    assert asked.prompt_tokens(parts, "qwen") == pytest.approx(195, abs=5)
+
+
+def test_ends_that_are_never_reported_are_forgotten_in_time() -> None:
+    asked = controller()
+    for number in range(UNSETTLED + 1):
+        asked.decide(candidate(P0, number=number), "qwen", 0.0)
+        asked.release(f"x{number}", "qwen")
+
+    lengths = asked.pools["qwen"].lengths
+    asked.settle("x0", "qwen", End(Outcome.COMPLETED, completion_tokens=5))
+    assert repr(lengths) == "<Lengths: 10 ends, 0 histories>"
+    asked.settle("x1", "qwen", End(Outcome.COMPLETED, completion_tokens=5))
+    assert repr(lengths) == "<Lengths: 11 ends, 2 histories>"
+
+
+def test_without_a_capacity_gate_a_call_goes_where_it_fits_best() -> None:
+    pool = controller(0.0).pools["qwen"]
+
+    verdict = Controller({"qwen": pool}, ()).decide(candidate(P2), "qwen", 0.0)
+
+    assert told(verdict) == ("admit", "admitted")
+    assert pool.in_flight == 1

@@ -388,3 +388,34 @@ def test_a_decision_is_recorded_with_its_numbers() -> None:
     assert record.prompt_tokens >= 1
     assert record.max_output == 2048
     assert record.seconds == pytest.approx(0.001)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "tenant", "wanted"),
+    [
+        ("/v1/chat/completions", {"max_tokens": 100, "n": 3}, "pay", (100, 3)),
+        ("/v1/chat/completions", {"max_tokens": 5000}, "pay", (512, 1)),
+        ("/v1/chat/completions", {}, "pay", (512, 1)),
+        ("/v1/chat/completions", {"max_tokens": 0}, "pay", (512, 1)),  # the engine will refuse it
+        ("/v1/completions", {"prompt": ["a", "b"]}, "pay", (16, 2)),
+        ("/v1/embeddings", {"input": "a"}, "pay", (0, 1)),
+    ],
+)
+def test_what_a_call_may_generate_is_what_is_promised(
+    path: str, body: dict[str, Any], tenant: str, wanted: tuple[int | None, int]
+) -> None:
+    at = house()
+    at.judge({"model": "qwen", **body}, path=path, x_tenant_id=tenant)
+
+    (held,) = at.pool.promises()
+    assert (held.demand.max_output, held.demand.choices) == wanted
+    assert held.demand.prompt >= 1
+    assert held.demand.parts is not None
+
+
+def test_of_a_body_that_nobody_could_read_the_class_limit_is_promised() -> None:
+    at = house(pass_unreadable=True)
+    at.judge(b"{", x_tenant_id="pay")
+
+    (held,) = at.pool.promises()
+    assert (held.demand.max_output, held.demand.choices, held.demand.parts) == (512, 1, None)

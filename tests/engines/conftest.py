@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from extproc.core.capacity import Reading
+from extproc.core.readings import Reading
 
 DEADLINE = 20.0
 """Seconds after which a test that waits has failed; reached by broken code only."""

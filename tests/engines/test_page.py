@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
@@ -12,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from extproc.core.capacity import Reading
+from extproc.core.readings import Reading
 from extproc.engines.page import MAX_NEEDED_BYTES, MAX_SERIES, NotAnEnginePage, parse
 
 PAGE = """\
@@ -41,6 +42,12 @@ vllm:num_preemptions_created{engine="0",model_name="tiny"} 1.796076080803741e+09
 # TYPE vllm:request_num_preemptions histogram
 vllm:request_num_preemptions_bucket{engine="0",le="1.0",model_name="tiny"} 7.0
 vllm:request_num_preemptions_count{engine="0",model_name="tiny"} 7.0
+# HELP vllm:prompt_tokens_total Number of prefill tokens processed.
+# TYPE vllm:prompt_tokens_total counter
+vllm:prompt_tokens_total{engine="0",model_name="tiny"} 20530.0
+# HELP vllm:generation_tokens_total Number of generation tokens processed.
+# TYPE vllm:generation_tokens_total counter
+vllm:generation_tokens_total{engine="0",model_name="tiny"} 15874.0
 # HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
 # TYPE vllm:cache_config_info gauge
 vllm:cache_config_info{_block_size_resolved="True",block_size="32",engine="0",\
@@ -49,7 +56,16 @@ num_gpu_blocks="128",num_gpu_blocks_override="96",sliding_window="None"} 1.0
 # TYPE http_requests_total counter
 http_requests_total{handler="/v1/chat/completions",method="POST",status="2xx"} 7.0
 """
-BUSY = Reading(0.9763779527559056, blocks=128, block_size=32, running=4, waiting=17, preemptions=2)
+BUSY = Reading(
+    0.9763779527559056,
+    blocks=128,
+    block_size=32,
+    running=4,
+    waiting=17,
+    preemptions=2,
+    generated=15874,
+    prompted=20530,
+)
 
 
 def series(kv: str = "0.5", labels: str = 'engine="0",model_name="m"', usage: str = "kv") -> str:
@@ -258,13 +274,29 @@ def test_an_engine_without_usage_spoils_the_page() -> None:
 
 def test_no_cut_of_a_page_gives_another_reading() -> None:
     page = PAGE.encode()
-    without_blocks = Reading(0.9763779527559056, None, None, 4, 17, 2)
+    without_blocks = replace(BUSY, blocks=None, block_size=None)
+    without_generated = replace(without_blocks, generated=None)
+    without_prompted = replace(without_generated, prompted=None)
     for end in range(len(page)):
         try:
             result = parse(page[:end])
         except NotAnEnginePage:
             continue
-        assert result in ({"tiny": BUSY}, {"tiny": without_blocks})
+        assert result["tiny"] in (BUSY, without_blocks, without_generated, without_prompted)
+
+
+@pytest.mark.parametrize("value", ["NaN", "-1", "many", "{"])
+def test_token_counters_that_make_no_sense_are_unknown(value: str) -> None:
+    page = series() + f'vllm:prompt_tokens_total{{engine="0",model_name="m"}} {value}\n'
+    assert reading(page).prompted is None
+
+
+def test_token_counters_add_up_over_engines_and_are_unknown_unless_each_has_them() -> None:
+    engines = [f'engine="{number}",model_name="m"' for number in range(2)]
+    page = "".join(series(labels=each) for each in engines)
+    counters = [f"vllm:generation_tokens_total{{{each}}} 10\n" for each in engines]
+    assert reading(page + counters[0]).generated is None
+    assert reading(page + "".join(counters)).generated == 20
 
 
 def test_the_work_is_bounded() -> None:

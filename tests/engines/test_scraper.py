@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.config import Scrape
-from extproc.core.capacity import Reading
+from extproc.core.readings import Reading
 from extproc.engines.scraper import (
     MAX_PAGE,
     ScrapeError,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from extproc.core.capacity import Load, Pool, PoolLimits, Reading
+from extproc.core.capacity import Demand, Load, Pool, PoolLimits, Reading
 from extproc.core.classes import ServiceClass
 from extproc.core.controller import Action, Verdict
 from extproc.core.outcomes import Outcome
@@ -86,16 +86,21 @@ def test_the_state_of_the_pools_is_that_of_the_scrapes_moment() -> None:
 
     seen, at = samples(metrics), {"pool": "qwen", "endpoint": "a:1"}
     assert key("tidegate_free_ratio_observed", pool="qwen") not in seen
+    assert key("tidegate_free_ratio_predicted", pool="qwen") not in seen
     assert key("tidegate_scrape_age_seconds", **at) not in seen
     assert seen[key("tidegate_endpoint_state", state="unknown", **at)] == 1
 
     reading = Reading(0.9, 1000, 16, running=5, waiting=2, preemptions=0)
     pool.observe("a:1", reading, read_at=0.0, now=0.0)
-    pool.reserve("x")
+    pool.reserve("x", Demand(P2, "", 84, 100), "a:1", 0.0)
     now[0] = 0.5
     seen = samples(metrics)
     assert seen[key("tidegate_in_flight", pool="qwen")] == 1
     assert seen[key("tidegate_free_ratio_observed", pool="qwen")] == 0.1
+    assert seen[key("tidegate_free_ratio_predicted", pool="qwen")] == 0.088
+    assert seen[key("tidegate_length_quantile", pool="qwen")] == 0.5
+    assert seen[key("tidegate_promised_tokens", **at)] == 192  # 84, half a block, 100 to come
+    assert seen[key("tidegate_kv_bias_tokens", **at)] == 14_400
     assert seen[key("tidegate_class_closed", pool="qwen", class_="P0")] == 0
     assert seen[key("tidegate_class_closed", pool="qwen", class_="P2")] == 1
     assert seen[key("tidegate_concurrency_limit", pool="qwen", class_="P2")] == 8
