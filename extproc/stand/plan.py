@@ -95,6 +95,10 @@ def make_plan(
     endpoints = list(engines or [f"127.0.0.1:{each}" for each in emulated])
     settings = yaml.safe_load(config.read_text(encoding="utf-8") if config else _DEMO) or {}
     envoy = f"127.0.0.1:{free_port(port)}"
+    for source in settings.get("identity", {}).get("sources", ()):
+        if config is not None and "api_key" in source:  # the file moves, what it names does not
+            keys = source["api_key"]
+            keys["file"] = str(config.parent.absolute() / keys["file"])
     settings["listen"] = {
         "processor": f"unix://{directory / 'processor.sock'}",
         "http": f"127.0.0.1:{free_port()}",

@@ -1,0 +1,21 @@
+"""What `tidegate up` would run."""
+
+from pathlib import Path
+
+from extproc.config import load_keys, parse
+from extproc.stand.plan import make_plan
+
+DIGEST = "ab" * 32
+
+
+def test_key_files_are_found_beside_the_configuration_of_the_user(tmp_path: Path) -> None:
+    (tmp_path / "keys.yaml").write_text(f"{DIGEST}: pay\n", encoding="utf-8")
+    config = tmp_path / "tidegate.yaml"
+    config.write_text(
+        "identity: {sources: [{header: {name: x-tenant-id}}, {api_key: {file: keys.yaml}}]}\n",
+        encoding="utf-8",
+    )
+    stand = tmp_path / "stand"
+    plan = make_plan(stand, port=0, engines=("127.0.0.1:1",), config=config)
+    served = parse(plan.text, file=stand / "tidegate.yaml")
+    assert load_keys(served) == {DIGEST: "pay"}
