@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from extproc.config.model import Config
 
@@ -134,7 +135,10 @@ def _yaml(text: str, file: Path) -> tuple[yaml.Node | None, Any]:
 
 
 def _problems(error: ValidationError, root: yaml.Node | None) -> Iterator[Problem]:
-    for detail in error.errors(include_url=False):
+    details = error.errors(include_url=False)
+    for detail in details:
+        if any(_follows_from(detail, other) for other in details):
+            continue
         path = tuple(str(part) for part in detail["loc"])
         reason = detail["msg"].removeprefix("Value error, ")
         if not path and detail["type"] == "value_error":  # from _consistent: has its own paths
@@ -147,6 +151,16 @@ def _problems(error: ValidationError, root: yaml.Node | None) -> Iterator[Proble
         if detail["type"] == "extra_forbidden":
             shown, reason = "", "there is no such key"
         yield Problem(_line(root, path), ".".join(path) or "file", shown, reason)
+
+
+def _follows_from(detail: ErrorDetails, other: ErrorDetails) -> bool:
+    """Say whether a container is only found too short because a member of it is wrong."""
+    length = len(detail["loc"])
+    return (
+        detail["type"] == "too_short"
+        and len(other["loc"]) > length
+        and other["loc"][:length] == detail["loc"]
+    )
 
 
 def _line(node: yaml.Node | None, path: tuple[str, ...] | list[str]) -> int | None:

@@ -131,6 +131,15 @@ def test_durations_and_sizes_are_written_as_people_do() -> None:
             ["line 1: pools.m.endpoints: an endpoint is listed twice"],
         ),
         (
+            "pools: {m: {endpoints: {static: ['a']}}}\n",
+            [
+                (
+                    "line 1: pools.m.endpoints.static.0 = 'a': write host:port, "
+                    "or unix:///absolute/path where a socket is accepted"
+                )
+            ],
+        ),
+        (
             "pools: {m: {endpoints: {static: ['unix:///a']}}}\n",
             [
                 "line 1: pools.m.endpoints: unix:///a: an engine is reached over TCP, write host:port"
