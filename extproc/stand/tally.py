@@ -19,14 +19,16 @@ class Tally:
     free: float | None = None
 
     def line(self, classes: tuple[str, ...]) -> str:
-        """Return one line for people."""
-        parts = []
+        """Return one line for people; with three classes it fits into 80 columns."""
+        counts = []
         for name in classes:
-            part = f"{name} admitted {self.admitted[name]} shed {self.shed[name]}"
+            count = f"{name} {self.admitted[name]}/{self.shed[name]}"
             rejected = self.rejected[name]
-            parts.append(f"{part} rejected {rejected}" if rejected else part)
+            counts.append(f"{count} ({rejected} rejected)" if rejected else count)
         free = "?" if self.free is None else f"{self.free:.0%}"
-        return " | ".join([*parts, f"in flight {self.in_flight}", f"KV free {free}"])
+        return " | ".join(
+            [f"admitted/shed {' '.join(counts)}", f"in flight {self.in_flight}", f"KV free {free}"]
+        )
 
 
 def read_tally(page: str) -> Tally:

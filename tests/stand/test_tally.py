@@ -19,9 +19,9 @@ tidegate_free_ratio_observed{pool="b"} 0.25
 
 def test_the_line_adds_pools_up_and_shows_the_fullest() -> None:
     assert read_tally(PAGE).line(("P0", "P2")) == (
-        "P0 admitted 5 shed 0 rejected 1 | P2 admitted 0 shed 7 | in flight 5 | KV free 25%"
+        "admitted/shed P0 5/0 (1 rejected) P2 0/7 | in flight 5 | KV free 25%"
     )
 
 
 def test_nothing_known_is_said_so() -> None:
-    assert read_tally("").line(("P0",)) == "P0 admitted 0 shed 0 | in flight 0 | KV free ?"
+    assert read_tally("").line(("P0",)) == "admitted/shed P0 0/0 | in flight 0 | KV free ?"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -29,12 +30,12 @@ _WORDS = ("order", "refund", "parcel", "invoice", "address", "payment", "coupon"
 
 
 def load(
-    url: Annotated[str, typer.Option(help="the gateway, as Envoy listens")] = (
+    url: Annotated[str, typer.Option(metavar="URL", help="the gateway, as Envoy listens")] = (
         "http://127.0.0.1:8080"
     ),
     rate: Annotated[float, typer.Option(min=0.01, help="requests per second, all together")] = 20,
     mix: Annotated[
-        str, typer.Option(help="TENANT=SHARE,…: who is calling, and how often")
+        str, typer.Option(metavar="TENANT=SHARE,…", help="who is calling, and how often")
     ] = "pay=20,service=30,marketing=50",
     duration: Annotated[float, typer.Option(min=0, help="seconds")] = 30,
     model: Annotated[str, typer.Option(help="the model that is asked for")] = "qwen-72b-instruct",
@@ -45,7 +46,8 @@ def load(
         "x-tenant-id"
     ),
     key: Annotated[
-        list[str] | None, typer.Option(help="TENANT=KEY: send this bearer key, not the header")
+        list[str] | None,
+        typer.Option(metavar="TENANT=KEY", help="send this bearer key, not the header"),
     ] = None,
     patience: Annotated[
         float, typer.Option(min=0, help="seconds to wait for answers after the last request")
@@ -54,8 +56,8 @@ def load(
 ) -> None:
     """Send a mix of callers to a running Tidegate and show who is answered by an engine.
 
-    Requests leave on schedule however slow the answers are (open loop), and latencies count from
-    the time a request was due. Ctrl-C ends it early.
+    Requests leave on schedule, however slow the answers are (open loop).
+    Latencies count from the time a request was due. Ctrl-C ends it early.
     """
     keys = _pairs(key or [], "--key")
     body = _chat(model, max_tokens, prompt_words, stream=stream)
@@ -125,8 +127,11 @@ def table(tallies: Mapping[str, Tally], recent: int | None = None) -> Table:
         recent: look at that many of the last latencies only, because all of them take too long.
     """
     shown = Table(
-        "tenant", caption="ms: time to first byte, p50 / p99, from when a request was due"
+        box=box.SIMPLE_HEAD,  # narrow: large numbers fit into 80 columns
+        padding=(0, 1, 0, 0),
+        caption="ms: time to first byte, p50 / p99, from when a request was due",
     )
+    shown.add_column("tenant")
     for heading in ("sent", "engine", "fallback", "error", "engine ms", "fallback ms"):
         shown.add_column(heading, justify="right", no_wrap=True)
     for name, tally in tallies.items():
