@@ -36,9 +36,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-app.command()(emulate)
-app.command()(load_cli.load)
-
 CANNOT_RUN = 1
 BAD_CONFIGURATION = 2
 
@@ -49,6 +46,38 @@ ConfigFile = Annotated[Path, typer.Option("--config", help="the configuration", 
 def main() -> None:
     """Entry point of the command."""
     app()
+
+
+@app.command(name="up")
+def run_stand(
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(help="host:port of a running vLLM server; repeat for more. Default: emulated"),
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="where Envoy listens; 0: any")] = 8080,
+    config: Annotated[
+        Path | None, typer.Option(help="classes, tenants, fallback of your own", dir_okay=False)
+    ] = None,
+) -> None:
+    """Start Envoy, Tidegate and engines on this machine, to try it; Ctrl-C stops it all."""
+    engines = tuple(each.removeprefix("http://").rstrip("/") for each in engine or ())
+    if config is not None:
+        _load_or_exit(config)
+    directory = Path(tempfile.mkdtemp(prefix="tidegate-"))
+    try:
+        plan = make_plan(directory, port=port, engines=engines, config=config)
+    except ConfigError as error:
+        raise _bad_configuration(error) from error
+    except OSError as error:
+        _say(f"port {port} is taken: choose another with --port ({error.strerror})", error=True)
+        raise typer.Exit(CANNOT_RUN) from error
+    try:
+        _run_until_stopped(up(plan, Console()))
+    except* (ChildEndedError, NotReadyError, EnvoyNotFoundError) as group:
+        raise _cannot_run(group) from group
+
+
+app.command()(load_cli.load)
 
 
 @app.command()
@@ -65,7 +94,8 @@ def check(file: Annotated[Path, typer.Argument(help="the configuration to check"
 @app.command()
 def serve(config: ConfigFile) -> None:
     """Run the processor that Envoy asks."""
-    from extproc import app as application  # heavy: only this command needs it
+    from extproc import app as application  # heavy: only this command needs them
+    from extproc.edge.server import CannotListenError
 
     logs.configure(sys.stderr)
     settings = _load_or_exit(config)
@@ -84,36 +114,7 @@ def serve(config: ConfigFile) -> None:
 
     try:
         uvloop.run(run())
-    except* (OSError, RuntimeError) as group:
-        raise _cannot_run(group) from group
-
-
-@app.command(name="up")
-def run_stand(
-    engine: Annotated[
-        list[str] | None,
-        typer.Option(help="host:port of a running vLLM server; repeat for more. Default: emulated"),
-    ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="where Envoy listens; 0: any")] = 8080,
-    config: Annotated[
-        Path | None, typer.Option(help="classes, tenants, fallback of your own", dir_okay=False)
-    ] = None,
-) -> None:
-    """Start Envoy, Tidegate and engines on this machine, to try it; Ctrl-C stops it all."""
-    engines = tuple(each.removeprefix("http://").rstrip("/") for each in engine or ())
-    directory = Path(tempfile.mkdtemp(prefix="tidegate-"))
-    if config is not None:
-        _load_or_exit(config)
-    try:
-        plan = make_plan(directory, port=port, engines=engines, config=config)
-    except ConfigError as error:
-        raise _bad_configuration(error) from error
-    except OSError as error:
-        _say(f"port {port} is taken: choose another with --port ({error.strerror})", error=True)
-        raise typer.Exit(CANNOT_RUN) from error
-    try:
-        _run_until_stopped(up(plan, Console()))
-    except* (ChildEndedError, NotReadyError, EnvoyNotFoundError) as group:
+    except* CannotListenError as group:
         raise _cannot_run(group) from group
 
 
@@ -144,6 +145,9 @@ def envoy(
         _say(f"{output} cannot be written: {error.strerror}", error=True)
         raise typer.Exit(CANNOT_RUN) from error
     typer.echo("---\n".join(texts), nl=False)
+
+
+app.command()(emulate)
 
 
 def _run_until_stopped(work: Coroutine[Any, Any, None]) -> None:
