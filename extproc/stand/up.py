@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -20,7 +21,7 @@ from rich.console import Console
 from extproc.envoyconf.binary import find_envoy
 from extproc.envoyconf.bootstrap import bootstrap
 from extproc.stand.children import Child, child
-from extproc.stand.plan import Plan
+from extproc.stand.plan import Plan, tidegate
 from extproc.stand.tally import read_tally
 
 START_SECONDS = 30.0
@@ -126,6 +127,14 @@ async def _show(session: aiohttp.ClientSession, plan: Plan, console: Console) ->
 
 def _invitation(plan: Plan, model: str) -> str:
     url = f"http://{plan.envoy}"
+    config = plan.config
+    tenants = ", ".join(f"{name} = {each.class_}" for name, each in config.tenants.items())
+    tenant = next(iter(config.tenants), config.identity.default_tenant)
+    named_by = (source.header.name for source in config.identity.sources if source.header)
+    header = next(named_by, "x-tenant-id")
+    load = [*tidegate(), "load", "--url", url, "--model", model]
+    if header != "x-tenant-id":
+        load += ["--tenant-header", header]
     return f"""\
 Tidegate is up.
   clients   {url}   (Envoy; OpenAI and Anthropic endpoints under /v1)
@@ -134,15 +143,18 @@ Tidegate is up.
   envoy     http://{plan.config.envoy.admin}
   files     {plan.directory}
 
-Try it (tenants: pay = P0, service = P1, marketing = P2):
+Try it (tenants: {tenants or "none of their own"}):
 
-  curl {url}/v1/chat/completions -H 'content-type: application/json' -H 'x-tenant-id: pay' \\
+  curl {url}/v1/chat/completions -H 'content-type: application/json' -H '{header}: {tenant}' \\
     -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "hello"}}], "max_tokens": 32}}'
 
   from openai import OpenAI
-  client = OpenAI(base_url="{url}/v1", api_key="none", default_headers={{"x-tenant-id": "marketing"}})
+  client = OpenAI(base_url="{url}/v1", api_key="none", default_headers={{"{header}": "{tenant}"}})
   print(client.chat.completions.create(model="{model}", messages=[{{"role": "user", "content": "hello"}}]))
 
-Make a peak in a second terminal: make load   (or: tidegate load --url {url})
+Make a peak in a second terminal:
+
+  {shlex.join(load)}
+
 Ctrl-C stops it all.
 """
