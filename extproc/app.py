@@ -18,7 +18,6 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from aiohttp import web
 from grpc import aio
@@ -278,7 +277,7 @@ def _routing(config: Config) -> Routing:
 
 def _sources(config: Config) -> tuple[IdentitySource, ...]:
     sources: list[IdentitySource] = []
-    keys: dict[str, Any] = load_keys(config)
+    keys = load_keys(config)
     for source in config.identity.sources:
         if source.metadata is not None:
             sources.append(FromMetadata(source.metadata.filter, source.metadata.path))

@@ -10,8 +10,6 @@ from extproc.config import Config
 
 FILTER_NAME = "tidegate"
 """The name of the ext_proc filter in the generated configuration."""
-ATTRIBUTES_KEY = "envoy.filters.http.ext_proc"
-"""The key under which attributes arrive, whatever the filter is called."""
 NAMESPACE = "tidegate"
 """Dynamic metadata that we set: ``id``, ``tenant``, ``class``, ``verdict``, ``reason``, ``pool``."""
 USAGE_NAMESPACE = "tidegate.usage"

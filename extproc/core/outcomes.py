@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Outcome(StrEnum):
-    """The end of an admitted exchange, or that it was never admitted."""
+    """The end of an admitted exchange."""
 
     COMPLETED = "completed"
     CLIENT_GONE = "client_gone"

@@ -16,7 +16,7 @@ class Decided:
     Attributes:
         id: the exchange's id.
         request_id: Envoy's ``x-request-id``, or "".
-        pool: the pool that was asked for, or "" where there is none.
+        pool: the pool that was asked for.
         endpoint: which API was called, such as ``chat``.
         tenant, service_class, task: the classification.
         prompt_tokens: estimated.

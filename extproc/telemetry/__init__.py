@@ -1,1 +1,1 @@
-"""What operators see: Prometheus metrics and the decision log."""
+"""What operators see: Prometheus metrics, probes and logs."""
