@@ -141,5 +141,5 @@ class EngineMachine(RuleBasedStateMachine):
         assert queue == sorted(queue, key=rank)
 
 
-EngineMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+EngineMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
 TestEngine = EngineMachine.TestCase
