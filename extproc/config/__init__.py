@@ -1,5 +1,6 @@
 """The typed configuration: what users write in ``tidegate.yaml``."""
 
+from extproc.config.endpoints_file import EndpointsError, parse_endpoints
 from extproc.config.load import ConfigError, Problem, load, load_keys, parse
 from extproc.config.model import Config, Endpoints, PoolConfig, Scrape
 
@@ -7,10 +8,12 @@ __all__ = [
     "Config",
     "ConfigError",
     "Endpoints",
+    "EndpointsError",
     "PoolConfig",
     "Problem",
     "Scrape",
     "load",
     "load_keys",
     "parse",
+    "parse_endpoints",
 ]

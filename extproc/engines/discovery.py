@@ -11,17 +11,13 @@ Rules this module keeps:
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 import stat
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-import yaml
-from pydantic import ValidationError
-
-from extproc.config import Endpoints
+from extproc.config import Endpoints, EndpointsError, parse_endpoints
 
 DNS_PERIOD = 5.0
 """Seconds between two lookups of a name."""
@@ -110,7 +106,7 @@ class Dns:
 
 
 class File:
-    """A YAML or JSON file: a list of ``host:port``, or a mapping with that list as ``endpoints``.
+    """A YAML or JSON file; see `extproc.config.parse_endpoints`.
 
     It is read again when its identity, size or time of change differ. Write a new file and rename
     it over the old one: half of a list that is written in place may be read as the whole.
@@ -135,36 +131,10 @@ class File:
             # Looked at before it is read: what changes in between is noticed the next time.
             stamp = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
             if stamp != self._stamp:
-                self._endpoints = self._parse(self._path.read_bytes())
+                self._endpoints = frozenset(parse_endpoints(self._path.read_bytes()))
                 self._stamp = stamp
         except OSError as error:
             raise DiscoveryError(f"{self._path}: {error.strerror}") from error
+        except EndpointsError as error:
+            raise DiscoveryError(f"{self._path}: {error}") from error
         return self._endpoints
-
-    def _parse(self, text: bytes) -> frozenset[str]:
-        try:
-            content = _load(text)
-        except (ValueError, yaml.YAMLError, RecursionError) as error:
-            raise DiscoveryError(f"{self._path}: neither YAML nor JSON: {_short(error)}") from error
-        if isinstance(content, dict):
-            content = content.get("endpoints")
-        if not isinstance(content, list):
-            raise DiscoveryError(f"{self._path}: write a list of host:port, or endpoints: and it")
-        try:
-            return frozenset(Endpoints.model_validate({"static": content}).static or ())
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = "".join(f"[{part}]" for part in first["loc"][1:])
-            reason = first["msg"].removeprefix("Value error, ")
-            raise DiscoveryError(f"{self._path}: endpoints{where}: {reason}") from error
-
-
-def _load(text: bytes) -> Any:
-    try:
-        return json.loads(text)  # not all JSON is YAML: tabs
-    except ValueError:
-        return yaml.safe_load(text)
-
-
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]

@@ -6,10 +6,7 @@ from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
 
-import yaml
-from pydantic import ValidationError
-
-from extproc.config import Config, Endpoints
+from extproc.config import Config, EndpointsError, parse_endpoints
 from extproc.envoyconf.bootstrap import bootstrap
 from extproc.envoyconf.clusters import eds_file
 from extproc.envoyconf.errors import EndpointsFileError
@@ -57,15 +54,11 @@ def files(config: Config, form: Form | None = None) -> Iterator[tuple[str, str]]
 
 def _listed(pool: str, file: Path) -> tuple[str, ...]:
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        return parse_endpoints(file.read_bytes())
+    except OSError as error:
+        raise EndpointsFileError(pool, file, str(error.strerror)) from error
+    except EndpointsError as error:
         raise EndpointsFileError(pool, file, str(error)) from error
-    if isinstance(content, dict):
-        content = content.get("endpoints")
-    try:
-        return Endpoints.model_validate({"static": content}).static or ()
-    except ValidationError as error:
-        raise EndpointsFileError(pool, file, "write a list of host:port") from error
 
 
 def write(config: Config, directory: Path, form: Form | None = None) -> None:

@@ -170,10 +170,11 @@ def test_a_missing_file_of_endpoints_is_told(tmp_path: Path) -> None:
     file.write_text("pools: {tiny: {endpoints: {file: pods.yaml}}}", encoding="utf-8")
     with pytest.raises(EndpointsFileError, match=r"pools\.tiny\.endpoints\.file = .*pods\.yaml"):
         list(files(load(file)))
-    (tmp_path / "pods.yaml").write_text("[nonsense]", encoding="utf-8")
-    result = CliRunner().invoke(app, ["envoy", "--config", str(file), "--form", "eds"])
-    assert result.exit_code == 2
-    assert "write a list of host:port" in result.output
+    for text, said in (("[nonsense]", "write host:port"), ("2001-99-99", "month must be in 1..12")):
+        (tmp_path / "pods.yaml").write_text(text, encoding="utf-8")
+        result = CliRunner().invoke(app, ["envoy", "--config", str(file), "--form", "eds"])
+        assert result.exit_code == 2
+        assert said in result.output
 
 
 def test_the_name_of_a_model_makes_a_safe_file_name(tmp_path: Path) -> None:
