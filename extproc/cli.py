@@ -18,6 +18,7 @@ import typer
 import uvloop
 from rich.console import Console
 
+from extproc import __version__
 from extproc.config import Config, ConfigError, load
 from extproc.envoyconf.binary import EnvoyNotFoundError
 from extproc.envoyconf.errors import GenerationError
@@ -30,7 +31,6 @@ from extproc.telemetry import logs
 
 app = typer.Typer(
     name="tidegate",
-    help="Keeps paying LLM traffic alive in a peak: an Envoy external processor for vLLM.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -46,6 +46,22 @@ ConfigFile = Annotated[Path, typer.Option("--config", help="the configuration", 
 def main() -> None:
     """Entry point of the command."""
     app()
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        _say(f"tidegate {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="show it and exit"),
+    ] = False,
+) -> None:
+    """Keeps paying LLM traffic alive in a peak: an Envoy external processor for vLLM."""
 
 
 @app.command(name="up")

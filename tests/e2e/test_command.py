@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 import json
 import os
 import signal
@@ -104,6 +105,14 @@ async def line_with(process: asyncio.subprocess.Process, text: str) -> str:
             if text in line:
                 return line
     raise AssertionError(f"ended without {text!r}:\n{seen}")
+
+
+def test_it_knows_its_version() -> None:
+    done = tidegate("--version")
+    assert (done.returncode, done.stdout) == (
+        0,
+        f"tidegate {importlib.metadata.version('tidegate')}\n",
+    )
 
 
 class TestCheck:
