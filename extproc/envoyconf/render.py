@@ -38,7 +38,7 @@ COMMENTS: dict[str, str] = {
         "Envoy's maximum: the last event of a /v1/responses stream repeats the whole answer."
     ),
     "metadata_filter": "Tell Tidegate how each admitted call ended. Shed calls cost no record.",
-    "buffer_size_bytes": "Each record at once: it settles the call's quota.",
+    "buffer_size_bytes": "Each record at once: how the call ended, and what it used.",
     "circuit_breakers": "Tidegate decides what is admitted, no circuit breaker before it.",
     "host_selection_retry_max_attempts": (
         "Of two endpoints least_request likes the one without requests: the one that just died. It\n"
