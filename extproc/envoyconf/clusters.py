@@ -64,7 +64,8 @@ from extproc import contract
 from extproc.config import Config, PoolConfig
 from extproc.envoyconf import addresses
 
-_UNLIMITED = 1_000_000
+UNLIMITED = 1_000_000
+"""A limit that no circuit breaker reaches."""
 _PROTOCOL_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 _ENGINE_IDLE = timedelta(seconds=4)
 """Under the 5 s after which vLLM's server closes an idle connection."""
@@ -216,10 +217,10 @@ def _unlimited() -> CircuitBreakers:
     return CircuitBreakers(
         thresholds=[
             CircuitBreakersThresholds(
-                max_connections=_UNLIMITED,
-                max_pending_requests=_UNLIMITED,
-                max_requests=_UNLIMITED,
-                max_retries=_UNLIMITED,
+                max_connections=UNLIMITED,
+                max_pending_requests=UNLIMITED,
+                max_requests=UNLIMITED,
+                max_retries=UNLIMITED,
             )
         ]
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 from extproc import contract
 from extproc.config import Config
-from extproc.envoyconf.clusters import processor_cluster
+from extproc.envoyconf.clusters import UNLIMITED, processor_cluster
 from extproc.envoyconf.filters import usage_filters
 from extproc.envoyconf.listener import access_log, steering_headers
 from extproc.envoyconf.render import fields, render
@@ -83,16 +83,15 @@ def _client_traffic(config: Config) -> dict[str, Any]:
 
 
 def _backend_traffic(config: Config) -> dict[str, Any]:
-    unlimited = 1_000_000
     return _policy(
         config,
         "BackendTrafficPolicy",
         {
             "timeout": {"http": {"requestTimeout": "0s"}},
             "circuitBreaker": {
-                "maxConnections": unlimited,
-                "maxParallelRequests": unlimited,
-                "maxPendingRequests": unlimited,
+                "maxConnections": UNLIMITED,
+                "maxParallelRequests": UNLIMITED,
+                "maxPendingRequests": UNLIMITED,
             },
         },
     )
