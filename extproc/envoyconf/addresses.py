@@ -16,7 +16,7 @@ def split(address: str) -> tuple[str, int]:
 
 
 def listening(address: str) -> Address:
-    """Return where to bind: ``host:port`` (port 0: any free one) or ``unix:///path``."""
+    """Return where to bind: ``host:port`` or ``unix:///path``."""
     if address.startswith("unix://"):
         return Address(pipe=Pipe(path=address.removeprefix("unix://")))
     host, port = split(address)

@@ -19,28 +19,12 @@ from extproc.envoyconf.render import fields, render
 _NOTES = "A complete Envoy: `envoy -c bootstrap.yaml`."
 
 
-def bootstrap(
-    config: Config,
-    *,
-    listener_address: str | None = None,
-    admin_address: str | None = None,
-    processor_address: str | None = None,
-) -> str:
+def bootstrap(config: Config) -> str:
     """Return the YAML of a bootstrap that needs no other file but the EDS of pools by file.
-
-    The addresses (``host:port``, port 0 for any free one, or ``unix:///path``) override those of
-    the configuration.
 
     Raises:
         NoPoolError: the configuration has no pool.
     """
-    overrides = {
-        "listener": listener_address,
-        "admin": admin_address,
-        "processor": processor_address,
-    }
-    given = {key: value for key, value in overrides.items() if value is not None}
-    config = config.model_copy(update={"envoy": config.envoy.model_copy(update=given)})
     message = skeleton(config, http_filters(config), clusters(config))
     return render("bootstrap", _NOTES, fields(message))
 

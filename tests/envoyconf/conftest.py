@@ -216,13 +216,11 @@ async def _ready(session: aiohttp.ClientSession, admin: str) -> bool:
         return False
 
 
-def standalone(config: Config, processor: str) -> str:
-    return bootstrap(
-        config,
-        listener_address=ANY_PORT,
-        admin_address=ANY_PORT,
-        processor_address=processor,
-    )
+def on_any_port(config: Config, processor: str) -> Config:
+    """Return it with port 0, which a configuration cannot say, and with the processor there."""
+    addresses = {"listener": ANY_PORT, "admin": ANY_PORT, "processor": processor}
+    envoy = config.envoy.model_copy(update=addresses)
+    return config.model_copy(update={"envoy": envoy})
 
 
 @pytest.fixture
@@ -257,7 +255,7 @@ async def world(
             pools: int = 1,
             dead_processor: bool = False,
             edit: Callable[[Config, list[str]], Config] = lambda config, _: config,
-            write: Callable[[Config, str], str] = standalone,
+            write: Callable[[Config], str] = bootstrap,
         ) -> World:
             processor, engines = Processor(), [Engine() for _ in range(pools)]
             socket = f"unix://{tmp_path}/extproc.sock"
@@ -266,7 +264,7 @@ async def world(
             served = [await stack.enter_async_context(engine.serving()) for engine in engines]
             names = ["tiny", *(f"tiny-{number}" for number in range(2, pools + 1))]
             pooled = sample(more, **{n: [a] for n, a in zip(names, served, strict=True)})
-            text = write(edit(pooled, served), socket)
+            text = write(on_any_port(edit(pooled, served), socket))
             url, admin = await stack.enter_async_context(_running(text, tmp_path))
             client = await stack.enter_async_context(aiohttp.ClientSession())
             return World(url, admin, processor, engines, client, served)

@@ -23,13 +23,9 @@ LONGER = b'{"model":"tiny","max_tokens":512}'
 World = Callable[..., Awaitable[Any]]
 
 
-def patched(config: Config, processor: str, patch: Callable[[dict[str, Any]], None]) -> str:
+def patched(config: Config, patch: Callable[[dict[str, Any]], None]) -> str:
     """The bootstrap with a patched connection manager, routed by header as VirtualServices do."""
-    any_port = "127.0.0.1:0"
-    text = bootstrap(
-        config, listener_address=any_port, admin_address=any_port, processor_address=processor
-    )
-    document = yaml.safe_load(text)
+    document = yaml.safe_load(bootstrap(config))
     (chain,) = document["static_resources"]["listeners"][0]["filter_chains"]
     manager = chain["filters"][0]["typed_config"]
     first, _ = manager["route_config"]["virtual_hosts"][0]["routes"]
@@ -41,24 +37,24 @@ def patched(config: Config, processor: str, patch: Callable[[dict[str, Any]], No
     return yaml.safe_dump(document)
 
 
-def as_istio(config: Config, processor: str) -> str:
+def as_istio(config: Config) -> str:
     def patch(manager: dict[str, Any]) -> None:
         router = manager["http_filters"][-1]
         patches = yaml.safe_load(istio(config))["spec"]["configPatches"]
         inserted = [p["patch"]["value"] for p in patches if p["applyTo"] == "HTTP_FILTER"]
         manager["http_filters"] = [*inserted, router]
 
-    return patched(config, processor, patch)
+    return patched(config, patch)
 
 
-def as_gateway(config: Config, processor: str) -> str:
+def as_gateway(config: Config) -> str:
     def patch(manager: dict[str, Any]) -> None:
         ext_proc, *_, router = manager["http_filters"]
         del ext_proc["typed_config"]["request_attributes"]
         ext_proc["typed_config"]["processing_mode"]["request_header_mode"] = "SEND"
         manager["http_filters"] = [ext_proc, router]
 
-    return patched(config, processor, patch)
+    return patched(config, patch)
 
 
 async def test_istio_routes_by_the_header_that_the_verdict_sets(world: World) -> None:

@@ -193,6 +193,13 @@ def test_the_command_prints_the_bootstrap(tmp_path: Path) -> None:
     assert (result.exit_code, result.output) == (0, (ENVOY / "bootstrap.yaml").read_text("utf-8"))
 
 
+@pytest.mark.parametrize("form", Form)
+def test_the_command_knows_every_form(form: Form) -> None:
+    config = str(ENVOY / "tidegate.yaml")
+    result = CliRunner().invoke(app, ["envoy", "--config", config, "--form", form])
+    assert result.exit_code == 0, result.output
+
+
 def test_the_example_configuration_is_fine() -> None:
     result = CliRunner().invoke(app, ["check", str(ENVOY / "tidegate.yaml")])
     assert result.exit_code == 0

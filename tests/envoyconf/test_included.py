@@ -18,18 +18,10 @@ CHAT = "/v1/chat/completions"
 World = Callable[..., Awaitable[Any]]
 
 
-def including(directory: Path) -> Callable[[Config, str], str]:
-    def write_files(config: Config, processor: str) -> str:
-        envoy = config.envoy.model_copy(
-            update={
-                "listener": "127.0.0.1:0",
-                "admin": "127.0.0.1:0",
-                "processor": processor,
-                "include_dir": directory,
-            }
-        )
-        config = config.model_copy(update={"envoy": envoy})
-        write(config, directory)
+def including(directory: Path) -> Callable[[Config], str]:
+    def write_files(config: Config) -> str:
+        envoy = config.envoy.model_copy(update={"include_dir": directory})
+        write(config.model_copy(update={"envoy": envoy}), directory)
         return (directory / "include.yaml").read_text(encoding="utf-8")
 
     return write_files
