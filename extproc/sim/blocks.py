@@ -1,12 +1,12 @@
 """The KV cache of the engine model: a pool of equal blocks.
 
-Rules kept here:
+Rules this module keeps:
 
-- Every block is in exactly one place: blank, idle (content kept, referenced by nobody), shared
+* Every block is in exactly one place: blank, idle (content kept, referenced by nobody), shared
   (content under a name, referenced) or private. Blank and idle blocks count as free, as in vLLM,
   so a cached prefix that nobody uses does not show in the KV usage.
-- Idle blocks are given away in the order in which they were last used, only when no blank is left.
-- Private blocks have no identity: the model needs only their number.
+* Idle blocks are given away in the order in which they were last used, only when no blank is left.
+* Private blocks have no identity: the model needs only their number.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
 """A model of one vLLM v1 engine: what is scheduled, what the KV cache holds, how long steps take.
 
-Rules kept here:
+Rules this module keeps:
 
-- Pure: no I/O, no asyncio, no clock. The caller says when a request arrives and adds up the
+* Pure: no I/O, no asyncio, no clock. The caller says when a request arrives and adds up the
   durations that ``step`` returns; the emulator sleeps for them, a simulation just counts.
-- Deterministic: equal calls give equal results.
-- The scheduler is vLLM's: running sequences first, in the order of their admission; then the waiting
+* Deterministic: equal calls give equal results.
+* The scheduler is vLLM's: running sequences first, in the order of their admission; then the waiting
   queue while the token budget, the sequence limit and the blocks last. A sequence is admitted only
   if all its tokens so far fit (``scheduler_reserve_full_isl``), and none in a step that preempted.
-- Preemption is by recomputation: the victim loses its blocks, keeps its tokens, and waits again in
+* Preemption is by recomputation: the victim loses its blocks, keeps its tokens, and waits again in
   its old place. It is the worst (priority, arrival) under the priority policy, the last admitted
   under first come, first served. A waiting sequence never preempts a running one.
-- Every token computed has its place in a block; the token that ends a sequence is never computed.
+* Every token computed has its place in a block; the token that ends a sequence is never computed.
 
 The effects of a step (tokens, blocks released by what it finished) are visible as soon as ``step``
 returns, although they belong to its end; no other step can run in between.

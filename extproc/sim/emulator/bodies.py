@@ -1,11 +1,11 @@
 """What vLLM 0.32 sends back: errors, and the bodies and events of chat and completions.
 
-Rules kept here:
+Rules this module keeps:
 
-- Pure. Names, order and nulls of the fields are vLLM's, field by field.
-- A stream is ``opening`` (with the first token), ``delta`` for each new piece of each sequence, and
+* Pure. Names, order and nulls of the fields are vLLM's, field by field.
+* A stream is ``opening`` (with the first token), ``delta`` for each new piece of each sequence, and
   ``closing``; each returns finished events, ready to be written.
-- The text is filler: a fixed rotation of words, one word a token, its start given by the call.
+* The text is filler: a fixed rotation of words, one word a token, its start given by the call.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Runs the engine model in real time and hands each call the tokens that it gets.
 
-Rules kept here:
+Rules this module keeps:
 
-- The engine is stepped by one task only; between steps that task sleeps for as long as the step
+* The engine is stepped by one task only; between steps that task sleeps for as long as the step
   takes, and only then hands out the step's tokens.
-- A call is a ``with`` block: leaving it, by return, error or cancellation, aborts in the engine
+* A call is a ``with`` block: leaving it, by return, error or cancellation, aborts in the engine
   whatever of it is unfinished.
-- A reader that is slow finds several tokens at once; nothing is buffered but their number.
+* A reader that is slow finds several tokens at once; nothing is buffered but their number.
 """
 
 from __future__ import annotations

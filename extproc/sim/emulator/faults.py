@@ -1,9 +1,9 @@
 """What tests can do to an emulated engine, and what they can see of it.
 
-Rules kept here:
+Rules this module keeps:
 
-- Faults are switched as a whole value: reading them never sees half of a change.
-- Requests are noted as they came: header names and values as bytes on the wire, bodies before any
+* Faults are switched as a whole value: reading them never sees half of a change.
+* Requests are noted as they came: header names and values as bytes on the wire, bodies before any
   decompression.
 """
 

@@ -1,11 +1,11 @@
 """What a body sent to one of the emulated endpoints asks for, or the error that vLLM would answer.
 
-Rules kept here:
+Rules this module keeps:
 
-- Pure: bytes in, a ``Call`` or a ``RefusedError`` out, nothing else.
-- Only the fields that the emulator uses are checked; all others are ignored, as vLLM ignores
+* Pure: bytes in, a ``Call`` or a ``RefusedError`` out, nothing else.
+* Only the fields that the emulator uses are checked; all others are ignored, as vLLM ignores
   unknown ones. Its own fields have no effect on ``/v1/messages``, whose schema is Anthropic's.
-- There is no tokenizer: four bytes of the rendered prompt are one token. Equal leading text gives
+* There is no tokenizer: four bytes of the rendered prompt are one token. Equal leading text gives
   equal leading tokens, so prefixes are shared as they would be.
 """
 

@@ -1,10 +1,10 @@
 """Checks the fields of a JSON body and words what is wrong as vLLM 0.32 does.
 
-Rules kept here:
+Rules this module keeps:
 
-- Pure. A body comes out with exactly the fields that its schema names, converted, or as a
+* Pure. A body comes out with exactly the fields that its schema names, converted, or as a
   ``RefusedError`` that lists every problem.
-- Conversions are pydantic's lax ones: ``"5"`` and ``5.0`` are integers, ``"true"`` is a boolean.
+* Conversions are pydantic's lax ones: ``"5"`` and ``5.0`` are integers, ``"true"`` is a boolean.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """A vLLM server without a model: the engine model behind vLLM's HTTP endpoints.
 
-Rules kept here:
+Rules this module keeps:
 
-- To a client or a gateway it looks like vLLM 0.32: paths, bodies, events, headers, errors, metrics.
-- A client that goes away, streaming or not, is noticed at once and its sequences are aborted.
-- Everything random (ids, output lengths) comes from the seed and the request; equal prompts get
+* To a client or a gateway it looks like vLLM 0.32: paths, bodies, events, headers, errors, metrics.
+* A client that goes away, streaming or not, is noticed at once and its sequences are aborted.
+* Everything random (ids, output lengths) comes from the seed and the request; equal prompts get
   equal texts.
-- What only tests need lives under ``/_emulator/`` and can be left unused.
+* What only tests need lives under ``/_emulator/`` and can be left unused.
 """
 
 from __future__ import annotations
