@@ -245,14 +245,7 @@ class Endpoint:
 
     def sending(self, now: float) -> None:
         """A scrape is about to be sent: note what we think the endpoint holds."""
-        promises = self.promises
-        self._snapshot = _Snapshot(
-            now,
-            promises.current(now),
-            promises.sequences,
-            promises.mean_prompt,
-            self._dispatched,
-        )
+        self._snapshot = self._snap(now)
 
     def observe(self, reading: Reading, read_at: float, now: float) -> int:
         """Take a reading that was asked for at ``read_at``.
@@ -260,10 +253,7 @@ class Endpoint:
         Returns:
             How many sequences the engine has preempted since the reading before.
         """
-        if self._snapshot is None:
-            self.sending(now)
-        snapshot, self._snapshot = self._snapshot, None
-        assert snapshot is not None  # noqa: S101 (for the type checker)
+        snapshot, self._snapshot = self._snapshot or self._snap(now), None
         before, passed = self.reading, read_at - self.read_at
         if before is not None and reading.restarted_since(before):
             before, self._raw = None, None
@@ -280,6 +270,16 @@ class Endpoint:
         self.promises.renew(now)
         self.surplus = snapshot.sequences - reading.sequences
         return 0 if before is None else reading.preemptions - before.preemptions
+
+    def _snap(self, now: float) -> _Snapshot:
+        promises = self.promises
+        return _Snapshot(
+            now,
+            promises.current(now),
+            promises.sequences,
+            promises.mean_prompt,
+            self._dispatched,
+        )
 
     def _measure(self, before: Reading, reading: Reading, passed: float) -> None:
         """Learn how fast sequences advance and prompts are read."""
