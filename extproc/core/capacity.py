@@ -115,6 +115,7 @@ class Pool:
         self._observed: float | None = None
         self._tightening = 1.0
         self._survey_at = math.inf
+        self._dirty = False
         self._freed = False
         self._placed: tuple[Demand, float, Placement | Shortage] | None = None
 
@@ -209,7 +210,6 @@ class Pool:
         if state is not None:
             state.dispatch(demand, now)
             self._book(promise, state, 0.0, now)
-            self._judge(now, may_open=False)
 
     def moved(self, exchange: str, endpoint: str, now: float) -> None:
         """Correct the books: this endpoint serves the exchange, whatever was planned."""
@@ -349,17 +349,21 @@ class Pool:
         """Note that an endpoint's books changed, and whether there may be more room now."""
         self._usable.pop(endpoint, None)
         self._placed = None
+        self._dirty = True
         self._freed = self._freed or freed
 
     def _refresh(self, now: float) -> None:
-        """Judge again where something ended, or a reading has aged."""
+        """Judge again where something came or ended, or a reading has aged.
+
+        Not at the change itself: nobody sees what classes were in between two questions.
+        """
         if now >= self._survey_at:
             self._usable.clear()
             self._survey(now)
-            self._freed = True
-        if self._freed:
-            self._freed = False
-            self._judge(now, may_open=True)
+            self._dirty = self._freed = True
+        if self._dirty:
+            may_open, self._dirty, self._freed = self._freed, False, False
+            self._judge(now, may_open=may_open)
 
     def _survey(self, now: float) -> None:
         """Look at all readings: what they say together, and when their age must be looked at."""

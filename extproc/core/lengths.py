@@ -77,7 +77,7 @@ class LengthHistogram:
         above = upto[-1] - below
         if above <= 1e-6 * self._one:
             return None
-        target = below + q * above
+        target = min(upto[-1], below + q * above)  # a rounded sum may lie beyond the last length
         place = min(bisect_left(upto, target), len(_EDGES) - 1)
         low = _EDGES[place - 1] if place else 0
         inside = upto[place - 1] if place else 0.0

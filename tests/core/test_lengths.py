@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from extproc.core.lengths import LONGEST, AdaptiveQuantile, LengthHistogram, Lengths
@@ -100,6 +100,7 @@ def test_memory_is_bounded_whatever_tasks_there_are() -> None:
     assert repr(learned) == "<Lengths: 500 ends, 512 histories>"
 
 
+@example(lengths=[], q=1.0, over=0.0, more=27446.0, limit=None)
 @given(
     lengths=st.lists(st.integers(-5, 10**7), max_size=30),
     q=st.floats(0.0, 1.0),
