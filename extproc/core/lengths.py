@@ -26,6 +26,8 @@ ENOUGH = 20.0
 """Weight of ends (a fresh one weighs 1) from which a history is believed."""
 HISTORIES = 512
 """Histories of classes and tasks that are kept; the one unused for longest goes first."""
+NEGLIGIBLE = 1e-6
+"""Weight of the longest lengths that do not count: the prior's tail has no end."""
 BEYOND = 0.25
 """What a sequence longer than any that is remembered is expected to add, relative to its length."""
 
@@ -75,9 +77,10 @@ class LengthHistogram:
         upto = self._cumulative()
         below = self._below(over, upto)
         above = upto[-1] - below
-        if above <= 1e-6 * self._one:
+        negligible = NEGLIGIBLE * self._one
+        if above <= negligible:
             return None
-        target = min(upto[-1], below + q * above)  # a rounded sum may lie beyond the last length
+        target = min(below + q * above, upto[-1] - negligible)
         place = min(bisect_left(upto, target), len(_EDGES) - 1)
         low = _EDGES[place - 1] if place else 0
         inside = upto[place - 1] if place else 0.0
