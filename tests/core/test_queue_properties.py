@@ -24,7 +24,16 @@ CLASSES = (
     ServiceClass("P2", 2, weight=1.0, max_wait=8.0),
     ServiceClass("P3", 3, weight=1.0, max_wait=0.0),
 )
-LIMITS = QueueLimits(max_calls=12, max_bytes=600)
+LIMITS = QueueLimits(max_calls=16, max_bytes=1000)
+RANKS = st.sampled_from([0, 1, 1, 1, 2, 2, 2, 3])
+CALLS = st.tuples(
+    RANKS,
+    st.sampled_from("abc"),
+    st.integers(1, 30),
+    st.integers(0, 120),
+    st.one_of(st.none(), st.none(), st.floats(0, 20)),
+)
+"""Rank, tenant, cost, size, and the age of the ticket where there is one."""
 
 
 @dataclass
@@ -78,7 +87,7 @@ class Model:
         )
 
     def orders(self, rank: int, now: float) -> list[list[Known]]:
-        """Return in which order a class's tenants come; two where a sum is too close to call."""
+        """Return in which order a class's tenants may come: tickets or others first."""
         lines = []
         for ticketed in (True, False):
             heads: dict[str, Known] = {}
@@ -86,24 +95,28 @@ class Model:
                 if each.call.ticketed is ticketed:
                     heads.setdefault(each.call.tenant, each)
             lines.append(heads)
-        orders = []
         share = TICKET_SHARE * self.window(rank, now)
         tickets = self.window(rank, now, ticketed=True)
         close = math.isclose(tickets, share, rel_tol=1e-9, abs_tol=1e-9)
-        for within in {True, False} if close else {tickets <= share}:
-            ticket, ordinary = self._first(rank, lines[0]), self._first(rank, lines[1])
-            tickets_first = ordinary is None or (
-                ticket is not None and within and ticket.call.since < ordinary.call.since
-            )
-            first, second = lines if tickets_first else lines[::-1]
-            orders.append([*first.values(), *second.values()])
-        return orders
+        tickets_first = {
+            ordinary is None
+            or (ticket is not None and within and ticket.call.since < ordinary.call.since)
+            for within in ({True, False} if close else {tickets <= share})
+            for ticket in self._first(lines[0])
+            for ordinary in self._first(lines[1])
+        }
+        return [
+            [known for line in (lines if first else lines[::-1]) for known in line.values()]
+            for first in tickets_first
+        ]
 
     def counter(self, known: Known) -> int:
         return self.counters[known.call.service_class.rank, known.call.tenant]
 
-    def _first(self, rank: int, heads: dict[str, Known]) -> Known | None:
-        return min(heads.values(), key=self.counter, default=None)
+    def _first(self, heads: dict[str, Known]) -> list[Known] | list[None]:
+        """Return whose turn it may be: those with the least counter."""
+        least = min(map(self.counter, heads.values()), default=0)
+        return [each for each in heads.values() if self.counter(each) == least] or [None]
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -122,14 +135,12 @@ class QueueMachine(RuleBasedStateMachine):
         self.ranks: dict[str, int] = {}
         self.stuck: set[int] = set()
 
-    @rule(
-        rank=st.integers(0, 3),
-        tenant=st.sampled_from("abc"),
-        cost=st.integers(1, 40),
-        size=st.integers(0, 120),
-        age=st.one_of(st.none(), st.floats(0, 20)),
-    )
-    def offer(self, rank: int, tenant: str, cost: int, size: int, age: float | None) -> None:
+    @rule(calls=st.lists(CALLS, min_size=1, max_size=6))
+    def offer(self, calls: list[tuple[int, str, int, int, float | None]]) -> None:
+        for rank, tenant, cost, size, age in calls:
+            self._offer(rank, tenant, cost, size, age)
+
+    def _offer(self, rank: int, tenant: str, cost: int, size: int, age: float | None) -> None:
         self.number += 1
         service_class = CLASSES[rank]
         call = Waiting(
@@ -200,17 +211,17 @@ class QueueMachine(RuleBasedStateMachine):
         else:
             self.model.remove(ident)
 
-    @rule(seconds=st.sampled_from([0.0, 0.01, 0.3, 1.0, 2.5]))
+    @rule(seconds=st.sampled_from([0.01, 0.3, 1.0]))
     def wait(self, seconds: float) -> None:
         self.now += seconds
 
-    @rule(cost=st.integers(1, 40), rank=st.integers(0, 3))
+    @rule(cost=st.integers(1, 40), rank=st.integers(1, 2))
     def pass_by(self, cost: int, rank: int) -> None:
         call = Waiting("-", "a", CLASSES[rank], cost, 0, self.now)
         self.queue.passed_by(call, self.now)
         self.model.served.append((self.now, call))
 
-    @rule(room=st.integers(0, 80))
+    @rule(room=st.integers(0, 100))
     def pump(self, room: int) -> None:
         self.room = room
         self.stuck.clear()
@@ -346,7 +357,7 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueue = QueueMachine.TestCase
-TestQueue.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestQueue.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
 
 WIDE = QueueLimits(max_calls=100_000, max_bytes=1 << 40)
 COSTS = st.lists(st.integers(1, 500), min_size=1, max_size=40)
