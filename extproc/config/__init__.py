@@ -1,6 +1,6 @@
 """The typed configuration: what users write in ``tidegate.yaml``."""
 
-from extproc.config.load import ConfigError, Problem, load, load_keys, parse
+from extproc.config.load import ConfigError, Problem, load, load_keys, load_ticket_key, parse
 from extproc.config.model import Config, Endpoints, PoolConfig, Scrape
 
 __all__ = [
@@ -12,5 +12,6 @@ __all__ = [
     "Scrape",
     "load",
     "load_keys",
+    "load_ticket_key",
     "parse",
 ]

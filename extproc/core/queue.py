@@ -69,7 +69,7 @@ class Refused:
 
     reason: Reason
     threshold: float
-    value: float
+    value: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,9 @@ class Queue:
         # A ticket is a promise, made when the wait could not be foreseen either.
         wait = 0.0 if call.ticketed else self.predicted_wait(service_class, call.tenant, now)
         refusal = self._out_of_bounds(call)
-        if refusal is None and (service_class.max_wait <= 0 or wait > service_class.max_wait):
+        if service_class.max_wait <= 0:
+            return Refused(Reason.PREDICTED_WAIT, 0.0, None)
+        if refusal is None and wait > service_class.max_wait:
             refusal = Refused(Reason.PREDICTED_WAIT, service_class.max_wait, wait)
         if refusal is not None:
             lane.short = bool(lane.places)
@@ -174,9 +176,9 @@ class Queue:
         self._remove(place, now)
         return True
 
-    def passed_by(self, call: Waiting, now: float) -> None:
+    def passed_by(self, service_class: ServiceClass, cost: int, now: float) -> None:
         """Count a call that went without waiting, so that it counts when classes share."""
-        self._lanes[call.service_class.rank].served.add(call.cost, now)
+        self._lanes[service_class.rank].served.add(cost, now)
 
     def pump(self, now: float, place: Callable[[Waiting], P | None]) -> list[Dispatch[P] | Shed]:
         """Return whose turn is over, then who goes now.

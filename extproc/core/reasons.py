@@ -28,6 +28,7 @@ class Reason(StrEnum):
     KV_DEMAND = "kv_demand"
     PREFILL_BACKLOG = "prefill_backlog"
     CONCURRENCY = "concurrency"
+    WAITING = "waiting"
     QUEUE_FULL = "queue_full"
     QUEUE_DEADLINE = "queue_deadline"
     PREDICTED_WAIT = "predicted_wait"
@@ -130,6 +131,12 @@ REASONS: Mapping[Reason, Entry] = MappingProxyType(
             _fallback(),
             "Too many calls are in flight for this class.",
             "在途请求数达到该等级的上限。",
+        ),
+        Reason.WAITING: Entry(
+            "queue",
+            None,
+            "The call waits for capacity; it is decided later.",
+            "请求正在排队等待容量，稍后决定。",
         ),
         Reason.QUEUE_FULL: Entry(
             "queue",

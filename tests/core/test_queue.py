@@ -117,7 +117,7 @@ def test_a_class_that_does_not_fit_holds_back_those_under_it_and_not_those_above
     assert gone(waiting.pump(0.1, room(30))) == ["p0"]
 
     waiting = queue(patient=True)
-    waiting.passed_by(call("before", PATIENT, cost=100), 0.0)
+    waiting.passed_by(PATIENT, 100, 0.0)
     waiting.offer(call("p1", PATIENT, cost=1), 0.0)
     waiting.offer(call("big p2", LOWEST, cost=50), 0.0)
     assert gone(waiting.pump(0.1, room(30))) == ["p1"]
@@ -148,7 +148,7 @@ def test_classes_share_by_weight() -> None:
 def test_what_went_without_waiting_counts_when_classes_share() -> None:
     waiting = queue(patient=True)
     for number in range(3):
-        waiting.passed_by(call(f"before {number}", LOWEST), 0.0)
+        waiting.passed_by(LOWEST, 10, 0.0)
         waiting.offer(call(f"p1 {number}", PATIENT), 0.0)
         waiting.offer(call(f"p2 {number}", LOWEST), 0.0)
 
@@ -157,7 +157,7 @@ def test_what_went_without_waiting_counts_when_classes_share() -> None:
 
 def test_when_half_of_its_time_is_spent_a_class_needs_no_weight() -> None:
     waiting = queue()
-    waiting.passed_by(call("before", P1, cost=10_000), 0.0)
+    waiting.passed_by(P1, 10_000, 0.0)
     waiting.offer(call("p1 0", P1), 0.0)
     waiting.offer(call("p1 1", P1), 0.0)
     waiting.offer(call("p2 0", P2), 0.0)
@@ -169,7 +169,7 @@ def test_when_half_of_its_time_is_spent_a_class_needs_no_weight() -> None:
 
 def test_while_a_class_sheds_nothing_goes_to_those_under_it() -> None:
     waiting = queue()
-    waiting.passed_by(call("before", P1, cost=10_000), 0.0)
+    waiting.passed_by(P1, 10_000, 0.0)
     waiting.offer(call("p2", P2, cost=1), 0.0)
     waiting.offer(call("p1 0", P1, cost=50), 0.0)
     waiting.offer(call("p1 1", P1, cost=50), 2.9)
@@ -268,8 +268,7 @@ def test_only_so_many_are_tried_where_nothing_fits() -> None:
 
 def test_a_ticket_goes_before_what_came_later_and_after_what_came_before() -> None:
     waiting = queue(patient=True)
-    for number in range(4):
-        waiting.passed_by(call(f"before {number}", PATIENT), 0.0)
+    waiting.passed_by(PATIENT, 40, 0.0)
     waiting.offer(call("first", PATIENT, since=3.0), 3.0)
     waiting.offer(call("later", PATIENT, tenant="b", since=5.0), 5.0)
     waiting.offer(call("ticket", PATIENT, tenant="c", since=4.0, ticketed=True), 20.0)
@@ -339,7 +338,7 @@ def test_a_class_that_may_not_wait_is_refused() -> None:
 
     refused = waiting.offer(call("x", hasty), 0.0)
 
-    assert refused == Refused(refused.reason, 0.0, 0.0)  # type: ignore[union-attr]
+    assert refused == Refused(refused.reason, 0.0, None)  # type: ignore[union-attr]
     assert len(waiting) == 0
 
 

@@ -169,10 +169,11 @@ class QueueMachine(RuleBasedStateMachine):
         self.ranks[call.id] = rank
         if isinstance(answer, Refused):
             self.ended[call.id] += 1
-            expected = Reason.PREDICTED_WAIT if fits else Reason.QUEUE_FULL
+            hasty = not service_class.max_wait
+            expected = Reason.PREDICTED_WAIT if fits or hasty else Reason.QUEUE_FULL
             assert answer.reason is expected
             if fits:
-                assert wait > service_class.max_wait or not service_class.max_wait
+                assert wait > service_class.max_wait or hasty
             if self.model.of(rank):
                 self.model.short.add(rank)
             return
@@ -218,7 +219,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(cost=st.integers(1, 40), rank=st.integers(1, 2))
     def pass_by(self, cost: int, rank: int) -> None:
         call = Waiting("-", "a", CLASSES[rank], cost, 0, self.now)
-        self.queue.passed_by(call, self.now)
+        self.queue.passed_by(CLASSES[rank], cost, self.now)
         self.model.served.append((self.now, call))
 
     @rule(room=st.integers(0, 100))
