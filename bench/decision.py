@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from extproc.core.capacity import Pool, PoolLimits, Reading
 from extproc.core.classes import Classification, ServiceClass
-from extproc.core.controller import Action, Candidate, Capacity, Controller, RequestLimits
+from extproc.core.controller import Action, Candidate, Controller, RequestLimits
 from extproc.core.outcomes import End, Outcome
 
 CLASSES = (
@@ -43,7 +43,7 @@ def run(*, pick: bool, room: float, endpoints: int = ENDPOINTS, seed: int = 1) -
     tokens = round(IN_FLIGHT * room / endpoints)
     limits = PoolLimits(10 * IN_FLIGHT, stale_after=1e9, unknown_after=2e9, pick=pick)
     pool = Pool("qwen", limits, CLASSES)
-    controller = Controller({"qwen": pool}, (RequestLimits(1 << 20), Capacity()))
+    controller = Controller({"qwen": pool}, (RequestLimits(1 << 20),))
     names = [f"10.0.0.{number}:8000" for number in range(endpoints)]
     for name in names:
         pool.join(name)

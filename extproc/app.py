@@ -15,31 +15,36 @@ import gc
 import itertools
 import logging
 import random
+import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from aiohttp import web
 from grpc import aio
 from grpc_health.v1 import health_pb2
 
-from extproc.config import Config, PoolConfig, load_keys
+from extproc.config import Config, PoolConfig, load_keys, load_ticket_key
 from extproc.core.capacity import Pool, PoolLimits
 from extproc.core.classes import Catalog, ServiceClass, Task, Tenant
-from extproc.core.controller import Capacity, Controller, RequestLimits
+from extproc.core.controller import Controller, Line, RequestLimits
 from extproc.core.outcomes import End
+from extproc.core.queue import Queue, QueueLimits
 from extproc.core.readings import Reading
 from extproc.core.reasons import ReplyOverride, ReplyRules
 from extproc.core.records import Ended
+from extproc.core.tickets import Tickets
 from extproc.edge import server
 from extproc.edge.access_log import AccessLog
-from extproc.edge.admission import Admission, Routing
+from extproc.edge.admission import Admission
 from extproc.edge.identity import FromApiKey, FromHeader, FromMetadata, IdentitySource
 from extproc.edge.processor import Processor
+from extproc.edge.pump import Pump
+from extproc.edge.responder import Routing
 from extproc.edge.wording import Wording
 from extproc.engines.fleet import Fleet
 from extproc.telemetry.http import pages
-from extproc.telemetry.metrics import Metrics, PoolCollector
+from extproc.telemetry.metrics import LineCollector, Metrics, PoolCollector
 
 log = logging.getLogger(__name__)
 
@@ -50,19 +55,27 @@ LAST_RECORDS_SECONDS = 0.5
 
 
 class EngineBooks:
-    """Writes what the engines say into the pools' books; an `extproc.engines.listener.Listener`."""
+    """Writes what the engines say into the pools' books; an `extproc.engines.listener.Listener`.
 
-    def __init__(self, pools: Mapping[str, Pool], clock: Callable[[], float]) -> None:
+    ``changed`` is called when that may have made room.
+    """
+
+    def __init__(
+        self, pools: Mapping[str, Pool], clock: Callable[[], float], changed: Callable[[], None]
+    ) -> None:
         self._pools = pools
         self._clock = clock
+        self._changed = changed
 
     def joined(self, pool: str, endpoint: str) -> None:
         """An endpoint was discovered."""
         self._pools[pool].join(endpoint)
+        self._changed()
 
     def left(self, pool: str, endpoint: str) -> None:
         """An endpoint is no longer listed."""
         self._pools[pool].leave(endpoint, self._clock())
+        self._changed()
 
     def sending(self, pool: str, endpoint: str) -> None:
         """A scrape is about to be sent."""
@@ -71,6 +84,7 @@ class EngineBooks:
     def observed(self, pool: str, endpoint: str, reading: Reading, sent_at: float) -> None:
         """An endpoint was read."""
         self._pools[pool].observe(endpoint, reading, read_at=sent_at, now=self._clock())
+        self._changed()
 
     def failed(self, pool: str, endpoint: str, problem: str) -> None:
         """An endpoint could not be read."""
@@ -105,6 +119,8 @@ class Tidegate:
     pools: Mapping[str, Pool]
     metrics: Metrics
     processor: Processor
+    admission: Admission
+    pump: Pump
     access_log: AccessLog
     fleet: Fleet
 
@@ -121,8 +137,11 @@ def build(config: Config) -> Tidegate:
         name: Pool(name, _pool_limits(pool), catalog.classes) for name, pool in config.pools.items()
     }
     metrics = Metrics(config.pools, config.classes)
+    lines = _lines(config, catalog.classes)
     metrics.registry.register(PoolCollector(pools, clock))
-    controller = Controller(pools, (RequestLimits(config.requests.max_body), Capacity()))
+    metrics.registry.register(LineCollector(lines, catalog.classes))
+    controller = Controller(pools, (RequestLimits(config.requests.max_body),), lines)
+    pump = Pump(clock)
     admission = Admission(
         catalog=catalog,
         controller=controller,
@@ -136,14 +155,18 @@ def build(config: Config) -> Tidegate:
         new_id=_id_source(rng),
         clock=clock,
         wall_clock=time.time,
+        bell=pump.ring,
     )
+    books = EngineBooks(pools, clock, admission.capacity_changed)
     return Tidegate(
         config=config,
         pools=pools,
         metrics=metrics,
         processor=Processor(admission),
+        admission=admission,
+        pump=pump,
         access_log=AccessLog(Ends(controller, metrics).ended),
-        fleet=Fleet(config.pools, EngineBooks(pools, clock), clock=clock, rng=rng),
+        fleet=Fleet(config.pools, books, clock=clock, rng=rng),
     )
 
 
@@ -161,6 +184,7 @@ async def serve(tidegate: Tidegate, stop: asyncio.Event, started: Callable[[], N
     application = pages(metrics=tidegate.metrics.render, ready=lambda: not stop.is_set())
     async with _http(application, listen.http), asyncio.TaskGroup() as tasks:
         scraping = tasks.create_task(tidegate.fleet.run())
+        pumping = tasks.create_task(tidegate.pump.run(tidegate.admission.pump))
         await grpc_server.start()
         await health.set("", health_pb2.HealthCheckResponse.SERVING)
         gc.collect()
@@ -173,6 +197,7 @@ async def serve(tidegate: Tidegate, stop: asyncio.Event, started: Callable[[], N
             log.info("draining", extra={"streams": tidegate.processor.streams})
             await _drain(tidegate.processor, grpc_server)
             scraping.cancel()
+            pumping.cancel()
 
 
 async def _drain(processor: Processor, grpc_server: aio.Server) -> None:
@@ -221,6 +246,8 @@ def _catalog(config: Config) -> Catalog:
             prefill_cap=each.prefill_cap,
             prefill_wait=each.prefill_wait,
             evictable=each.evictable,
+            weight=each.weight,
+            max_wait=each.max_wait,
         )
         for rank, (name, each) in enumerate(config.classes.items())
     }
@@ -249,6 +276,19 @@ def _catalog(config: Config) -> Catalog:
         task_by_path={m.path: name for name, m in matches.items() if m.path is not None},
         task_by_model={m.model: name for name, m in matches.items() if m.model is not None},
     )
+
+
+def _lines(config: Config, classes: Sequence[ServiceClass]) -> dict[str, Line]:
+    key = load_ticket_key(config) or secrets.token_bytes(32)
+    tickets = config.tickets
+    return {
+        name: Line(
+            queue=Queue(QueueLimits(pool.queue.max_calls, pool.queue.max_bytes), classes),
+            tickets=Tickets(key, window=tickets.window),
+            reserve=tickets.reserve,
+        )
+        for name, pool in config.pools.items()
+    }
 
 
 def _pool_limits(pool: PoolConfig) -> PoolLimits:

@@ -31,6 +31,8 @@ it drops header mutations, and routes by the metadata ``pool`` instead.
 """
 OWN_HEADERS_PREFIX = "x-tidegate-"
 
+TICKET_HEADER = "x-tidegate-ticket"
+"""Names a reserved place: given with a fallback, and taken from clients that come again with it."""
 TASK_HEADER = "x-task-type"
 
 PATH = "request.path"
@@ -49,7 +51,7 @@ def header_attribute(name: str) -> str:
 
 def request_headers(config: Config) -> tuple[str, ...]:
     """Return the request headers that this configuration reads, in lower case, sorted."""
-    names = {TASK_HEADER, "accept-language"}
+    names = {TASK_HEADER, TICKET_HEADER, "accept-language"}
     for source in config.identity.sources:
         if source.header is not None:
             names.add(source.header.name)

@@ -1,7 +1,7 @@
 """The typed configuration: what users write in ``tidegate.yaml``."""
 
 from extproc.config.endpoints_file import EndpointsError, parse_endpoints
-from extproc.config.load import ConfigError, Problem, load, load_keys, parse
+from extproc.config.load import ConfigError, Problem, load, load_keys, load_ticket_key, parse
 from extproc.config.model import Config, Endpoints, PoolConfig, Scrape
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Scrape",
     "load",
     "load_keys",
+    "load_ticket_key",
     "parse",
     "parse_endpoints",
 ]

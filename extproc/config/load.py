@@ -98,6 +98,28 @@ def load_keys(config: Config) -> dict[str, str]:
     return tenants
 
 
+def load_ticket_key(config: Config) -> bytes | None:
+    """Return the secret that tickets are signed with, or None where no file is named.
+
+    Raises:
+        ConfigError: the file cannot be read or is too short.
+    """
+    file = config.tickets.key_file
+    if file is None:
+        return None
+    try:
+        key = file.read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(file, (Problem(None, "file", "", str(error.strerror)),)) from error
+    if len(key) < _SHORTEST_KEY:
+        reason = f"must hold at least {_SHORTEST_KEY} bytes; make one with: openssl rand -hex 32"
+        raise ConfigError(file, (Problem(None, "file", "", reason),))
+    return key
+
+
+_SHORTEST_KEY = 16
+
+
 def _key_file(file: Path) -> dict[str, str]:
     _, data = _yaml(_read(file), file)
     expected = "a map from the SHA-256 of a key (64 hex digits) to a tenant"

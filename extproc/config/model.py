@@ -193,6 +193,13 @@ class Scrape(_Model):
         return self
 
 
+class QueueConfig(_Model):
+    """How many calls may wait for a pool, and how many bytes of bodies."""
+
+    max_calls: int = Field(default=2048, ge=1)
+    max_bytes: Size = 64 << 20
+
+
 class PoolConfig(_Model):
     """The vLLM endpoints that serve one model.
 
@@ -208,6 +215,7 @@ class PoolConfig(_Model):
     blocks: int | None = Field(default=None, ge=1)
     block_size: int | None = Field(default=None, ge=1)
     scrape: Scrape = Scrape()
+    queue: QueueConfig = QueueConfig()
 
     @model_validator(mode="after")
     def _measured(self) -> PoolConfig:
@@ -259,6 +267,20 @@ class FallbackConfig(_Model):
     message: Messages = Messages()
     structured: Literal["error", "refusal"] = "error"
     overrides: tuple[Override, ...] = ()
+
+
+class TicketsConfig(_Model):
+    """The places that are kept for shed calls that come again.
+
+    A ticket is good for ``window`` seconds. At most the share ``reserve`` of a pool is kept back for
+    those that are likely to come back. ``key_file`` holds the secret that tickets are signed with,
+    at least 16 bytes: give the same to several Tidegates, or to one that is restarted; without it,
+    tickets are good only with the process that gave them.
+    """
+
+    window: Seconds = Field(default=60.0, gt=0, le=3600)
+    reserve: Ratio = 0.05
+    key_file: FilePath | None = None
 
 
 class Requests(_Model):
@@ -370,6 +392,7 @@ class Config(_Model):
     pools: dict[PoolName, PoolConfig] = {}
     requests: Requests = Requests()
     fallback: FallbackConfig = FallbackConfig()
+    tickets: TicketsConfig = TicketsConfig()
     envoy: EnvoyConfig = EnvoyConfig()
     plans: dict[str, Plan] = {}
     state: State = State()
@@ -408,6 +431,8 @@ class Config(_Model):
         name, longest = max(self.classes.items(), key=lambda item: item[1].max_wait)
         if self.envoy.message_timeout <= longest.max_wait:
             yield f"envoy.message_timeout: must be over classes.{name}.max_wait"
+        if self.tickets.window < self.fallback.retry_after:
+            yield "tickets.window: must not be under fallback.retry_after"
 
     def _disordered(self) -> Iterator[str]:
         classes = list(self.classes.items())

@@ -117,7 +117,7 @@ class Pool:
         self._survey_at = math.inf
         self._dirty = False
         self._freed = False
-        self._placed: tuple[Demand, float, Placement | Shortage] | None = None
+        self._placed: tuple[Demand, float, float, Placement | Shortage] | None = None
 
     def __repr__(self) -> str:
         closed = [each.name for each in self.classes if self._watermarks.closed(each)]
@@ -276,22 +276,27 @@ class Pool:
 
     # Where a call fits.
 
-    def place(self, demand: Demand, now: float) -> Placement | Shortage:
+    def place(self, demand: Demand, now: float, spare: float = 0.0) -> Placement | Shortage:
         """Return where a call fits, or why it does not. Nothing is reserved.
 
         A strict class fits as long as there is room at all. Others must leave their watermark free,
-        find few enough prompts before them, and few enough exchanges in flight.
+        find few enough prompts before them, and few enough exchanges in flight. ``spare`` is the
+        share of the pool, 0..1, that they must leave free besides.
         """
-        if self._placed is None or self._placed[:2] != (demand, now):
-            self._placed = demand, now, self._place(demand, now)
-        return self._placed[2]
+        if self._placed is None or self._placed[:3] != (demand, now, spare):
+            self._placed = demand, now, spare, self._place(demand, now, spare)
+        return self._placed[3]
+
+    def output(self, demand: Demand) -> float:
+        """Return how many tokens a call will probably generate, all choices together."""
+        return demand.choices * self._predict(demand, 0.0)
 
     def squeeze(self, demand: Demand, now: float) -> Placement:
         """Return where a call fits best, though it may fit nowhere: the engine's queue takes it."""
         found = self._fit(demand, NO_MARK, now) if self.endpoints else None
         return found if isinstance(found, Placement) else Placement(None, False, None)
 
-    def _place(self, demand: Demand, now: float) -> Placement | Shortage:
+    def _place(self, demand: Demand, now: float, spare: float) -> Placement | Shortage:
         if not self.endpoints:
             return Shortage(Reason.NO_ENDPOINT)
         self._refresh(now)
@@ -302,9 +307,10 @@ class Pool:
         if room is not None and self._watermarks.closed(service_class):
             return room.shortage(self._watermarks.mark(service_class, room.ratio), room.free)
         limit = self.concurrency_limit(service_class)
+        limit = max(1, limit - math.floor(spare * self.limits.max_concurrency))
         if self.in_flight >= limit:
             return Shortage(Reason.CONCURRENCY, limit, self.in_flight)
-        return self._fit(demand, self._watermarks.required(service_class), now)
+        return self._fit(demand, self._watermarks.required(service_class) + spare, now)
 
     def _fit(self, demand: Demand, mark: float, now: float) -> Placement | Shortage:
         self._refresh(now)

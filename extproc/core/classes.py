@@ -31,6 +31,8 @@ class ServiceClass:
         prefill_cap: prompt tokens that may wait at an endpoint, its own included, or None.
         prefill_wait: where there is no ``prefill_cap``, seconds that reading them may take.
         evictable: running exchanges may be cut for higher classes.
+        weight: share of what strict classes leave, where several wait; > 0.
+        max_wait: longest time in the queue, in seconds; 0: the class does not wait.
     """
 
     name: str
@@ -45,6 +47,8 @@ class ServiceClass:
     prefill_cap: int | None = None
     prefill_wait: float = math.inf
     evictable: bool = False
+    weight: float = 1.0
+    max_wait: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

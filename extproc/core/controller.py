@@ -2,24 +2,33 @@
 
 Rules this module keeps:
 
-* The first gate that does not pass decides; a gate knows nothing of the others.
+* The first gate that does not pass decides; a gate knows nothing of the others. Capacity is the last
+  question: who finds none may wait, if its class does.
+* A call that comes while others of its class, or of one above, wait queues behind them, even if it
+  would fit.
+* What tickets promise is kept back: as much of the pool as tickets of a call's own class and those
+  above are likely to need. A call with a ticket leaves free what belongs to higher classes.
 * A refused call leaves nothing behind: capacity is taken only when every gate has passed.
 * A verdict carries the numbers that decided it, so that it can be explained and replayed.
 """
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from extproc.core.capacity import Load, Pool, Shortage
+from extproc.core.capacity import Load, Placement, Pool, Shortage
 from extproc.core.classes import Classification
+from extproc.core.fair_line import Waiting
 from extproc.core.outcomes import End
 from extproc.core.promises import Demand, Promise
+from extproc.core.queue import Dispatch, Queue, Refused, Shed, token_cost
 from extproc.core.reasons import REASONS, Reason, ReplyKind
+from extproc.core.tickets import Tickets
 from extproc.core.tokens import PromptParts
 
 UNSETTLED = 4096
@@ -30,6 +39,8 @@ class Action(StrEnum):
     """What happens to a call."""
 
     ADMIT = "admit"
+    WAIT = "wait"
+    """Nothing yet: the call is in the queue, and `Controller.pump` will say."""
     SHED = "shed"
     REJECT = "reject"
     PASS = "pass"  # noqa: S105
@@ -49,6 +60,8 @@ class Candidate:
             is generated, as for embeddings.
         choices: how many texts are generated.
         parts: what the prompt is made of, where tokens can be learned from it.
+        kept_bytes: of the body, while the call waits.
+        since: with a ticket, when the call first came, on the clock of ``now``; else None.
     """
 
     id: str
@@ -59,6 +72,8 @@ class Candidate:
     max_output: int | None = None
     choices: int = 1
     parts: PromptParts | None = None
+    kept_bytes: int = 0
+    since: float | None = None
 
     @property
     def demand(self) -> Demand:
@@ -126,45 +141,131 @@ class RequestLimits:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """Lets in what fits into the engines after everything that is promised; see `Pool.place`."""
+@dataclass(frozen=True)
+class Line:
+    """The line before one pool.
 
-    def __call__(self, call: Candidate, pool: Pool, now: float) -> Refusal | None:
-        """See `Gate`."""
-        found = pool.place(call.demand, now)
-        if isinstance(found, Shortage):
-            return Refusal(found.reason, found.threshold, found.value)
-        return None
+    Attributes:
+        queue: who waits.
+        tickets: who has a place on coming back.
+        reserve: largest share of the pool, 0..1, that is kept back for those.
+        calls: those that wait, by id.
+    """
+
+    queue: Queue
+    tickets: Tickets
+    reserve: float
+    calls: dict[str, Candidate] = field(default_factory=dict)
+
+    def spare(self, call: Candidate, pool: Pool) -> float:
+        """Return the share of the pool, 0..1, that a call must leave to the tickets of others."""
+        service_class = call.classification.service_class
+        if service_class.strict:
+            return 0.0
+        rank = service_class.rank - (call.since is not None)
+        return min(self.reserve, self.tickets.expected(rank) / pool.limits.max_concurrency)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What became of a call that has waited, after so many seconds."""
+
+    call: Candidate
+    verdict: Verdict
+    waited: float
 
 
 class Controller:
-    """Holds the pools and asks the gates."""
+    """Holds the pools and the lines before them, and asks the gates.
 
-    def __init__(self, pools: Mapping[str, Pool], gates: Sequence[Gate]) -> None:
+    A pool without a line has no queue: what finds no room is shed, or, where its class is strict,
+    left to the engine's own queue.
+    """
+
+    def __init__(
+        self,
+        pools: Mapping[str, Pool],
+        gates: Sequence[Gate],
+        lines: Mapping[str, Line] | None = None,
+    ) -> None:
         self.pools = dict(pools)
+        self.lines = dict(lines or {})
         self._gates = tuple(gates)
         self._ended: OrderedDict[str, Promise] = OrderedDict()
 
     def decide(self, call: Candidate, pool_name: str, now: float) -> Verdict:
-        """Decide about a call and, where it is admitted, reserve its place until `release`."""
+        """Decide about a call.
+
+        Where it is admitted, its place is reserved until `release`; where it waits, it does so
+        until `pump` returns it, or until `leave`.
+        """
         pool = self.pools[pool_name]
         load = pool.load(now)
         for gate in self._gates:
             refusal = gate(call, pool, now)
-            if refusal is not None and not _waits(refusal, call):
+            if refusal is not None:
                 return _refuse(refusal, load)
-        found = pool.place(call.demand, now)
-        if isinstance(found, Shortage):
-            found = pool.squeeze(call.demand, now)
-        pool.reserve(call.id, call.demand, found.endpoint, now)
-        return Verdict(
-            Action.ADMIT,
-            Reason.ADMITTED,
-            load,
-            endpoint=found.endpoint if found.chosen else None,
-            free=found.free,
-        )
+        line = self.lines.get(pool_name)
+        service_class = call.classification.service_class
+        if line is not None and line.queue.holds_up(service_class):
+            return self._queue(call, pool, line, load, now)
+        found = self._place(call, pool, line, now)
+        if isinstance(found, Placement):
+            if line is not None:
+                line.queue.passed_by(service_class, _cost(call, pool), now)
+            return _admit(found, load)
+        if found.reason in _NO_ROOM and line is not None and service_class.max_wait > 0:
+            return self._queue(call, pool, line, load, now)
+        if found.reason in _NO_KV and service_class.strict:
+            squeezed = pool.squeeze(call.demand, now)
+            pool.reserve(call.id, call.demand, squeezed.endpoint, now)
+            return _admit(squeezed, load)
+        return _refuse(found, load)
+
+    def pump(self, pool_name: str, now: float) -> list[Decision]:
+        """Return what has become of those that wait: the admitted hold capacity until `release`.
+
+        To be called when capacity may have come free, when calls came, and at `next_deadline`.
+        """
+        pool, line = self.pools[pool_name], self.lines[pool_name]
+        load = pool.load(now)
+
+        def place(waiting: Waiting) -> Placement | None:
+            found = self._place(line.calls[waiting.id], pool, line, now)
+            return found if isinstance(found, Placement) else None
+
+        return [
+            Decision(line.calls.pop(each.call.id), _conclude(each, load), each.waited)
+            for each in line.queue.pump(now, place)
+        ]
+
+    def next_deadline(self) -> float:
+        """Return when `pump` has to be called at the latest; infinite where nobody waits."""
+        return min((each.queue.next_deadline() for each in self.lines.values()), default=math.inf)
+
+    def leave(self, exchange: str, pool_name: str, now: float) -> bool:
+        """Take a call out of the queue; say whether it was there."""
+        line = self.lines.get(pool_name)
+        if line is None or line.calls.pop(exchange, None) is None:
+            return False
+        return line.queue.leave(exchange, now)
+
+    def _place(
+        self, call: Candidate, pool: Pool, line: Line | None, now: float
+    ) -> Placement | Shortage:
+        """Find a place for a call and reserve it, or say why there is none."""
+        spare = 0.0 if line is None else line.spare(call, pool)
+        found = pool.place(call.demand, now, spare)
+        if isinstance(found, Placement):
+            pool.reserve(call.id, call.demand, found.endpoint, now)
+        return found
+
+    def _queue(self, call: Candidate, pool: Pool, line: Line, load: Load, now: float) -> Verdict:
+        answer = line.queue.offer(_waiting(call, pool, now), now)
+        if isinstance(answer, Refused):
+            return _refuse(answer, load)
+        line.calls[call.id] = call
+        return Verdict(Action.WAIT, Reason.WAITING, load, value=answer.predicted)
 
     def prompt_tokens(self, parts: PromptParts, pool_name: str) -> int:
         """Return how many tokens a prompt probably has for this pool's model."""
@@ -190,16 +291,40 @@ class Controller:
             pool.learn(promise, end)
 
 
-def _waits(refusal: Refusal, call: Candidate) -> bool:
-    """Say whether the engine's own queue, where a strict class comes first, takes the call."""
-    return call.classification.service_class.strict and refusal.reason in _ROOM
+def _waiting(call: Candidate, pool: Pool, now: float) -> Waiting:
+    who = call.classification
+    return Waiting(
+        call.id,
+        who.tenant,
+        who.service_class,
+        _cost(call, pool),
+        call.kept_bytes,
+        now if call.since is None else call.since,
+        ticketed=call.since is not None,
+    )
 
 
-_ROOM = frozenset((Reason.KV_WATERMARK, Reason.KV_DEMAND, Reason.PREFILL_BACKLOG))
+def _cost(call: Candidate, pool: Pool) -> int:
+    return token_cost(call.prompt_tokens, pool.output(call.demand))
 
 
-def _refuse(refusal: Refusal, load: Load) -> Verdict:
+_NO_KV = frozenset((Reason.KV_WATERMARK, Reason.KV_DEMAND, Reason.PREFILL_BACKLOG))
+"""Shortages that the engine's own queue, where a strict class comes first, can wait for as well."""
+_NO_ROOM = _NO_KV | {Reason.CONCURRENCY}
+"""Shortages that end when others do."""
+
+
+def _admit(found: Placement, load: Load) -> Verdict:
+    endpoint = found.endpoint if found.chosen else None
+    return Verdict(Action.ADMIT, Reason.ADMITTED, load, endpoint=endpoint, free=found.free)
+
+
+def _refuse(refusal: Refusal | Shortage | Refused | Shed, load: Load) -> Verdict:
     reply = REASONS[refusal.reason].reply
     shed = reply is not None and reply.kind is ReplyKind.FALLBACK
     action = Action.SHED if shed else Action.REJECT
     return Verdict(action, refusal.reason, load, refusal.threshold, refusal.value)
+
+
+def _conclude(end: Dispatch[Placement] | Shed, load: Load) -> Verdict:
+    return _refuse(end, load) if isinstance(end, Shed) else _admit(end.placement, load)

@@ -28,6 +28,10 @@ class Reason(StrEnum):
     KV_DEMAND = "kv_demand"
     PREFILL_BACKLOG = "prefill_backlog"
     CONCURRENCY = "concurrency"
+    WAITING = "waiting"
+    QUEUE_FULL = "queue_full"
+    QUEUE_DEADLINE = "queue_deadline"
+    PREDICTED_WAIT = "predicted_wait"
 
 
 class ReplyKind(StrEnum):
@@ -127,6 +131,30 @@ REASONS: Mapping[Reason, Entry] = MappingProxyType(
             _fallback(),
             "Too many calls are in flight for this class.",
             "在途请求数达到该等级的上限。",
+        ),
+        Reason.WAITING: Entry(
+            "queue",
+            None,
+            "The call waits for capacity; it is decided later.",
+            "请求正在排队等待容量，稍后决定。",
+        ),
+        Reason.QUEUE_FULL: Entry(
+            "queue",
+            _fallback(),
+            "No place in the queue is left for this class and tenant.",
+            "该等级与租户的排队名额已满。",
+        ),
+        Reason.QUEUE_DEADLINE: Entry(
+            "queue",
+            _fallback(),
+            "No capacity came free within the longest wait of this class.",
+            "在该等级的最长排队时间内没有空出容量。",
+        ),
+        Reason.PREDICTED_WAIT: Entry(
+            "queue",
+            _fallback(),
+            "The wait would be longer than this class may wait.",
+            "预计排队时间超过该等级的上限。",
         ),
     }
 )

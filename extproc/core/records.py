@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from extproc.core.controller import Verdict
@@ -60,11 +61,24 @@ class Ended:
     seconds: float
 
 
+class WaitEnd(StrEnum):
+    """How a wait in the queue ended."""
+
+    ADMITTED = "admitted"
+    SHED = "shed"
+    LEFT = "left"
+    """The client did not wait."""
+
+
 class Observer(Protocol):
     """Hears of every decision and every end; must not block."""
 
     def decided(self, record: Decided) -> None:
         """A verdict was given."""
+        ...
+
+    def waited(self, pool: str, service_class: str, end: WaitEnd, seconds: float) -> None:
+        """A call has left the queue."""
         ...
 
     def ended(self, record: Ended) -> None:

@@ -1,63 +1,48 @@
-"""The gatekeeper: from a request to the reply that Envoy gets.
+"""The gatekeeper: from a request to the judgement about it, at once or when its turn comes.
 
 One request meets, in this order: who is calling (`identity`), what the body means
-(`extproc.openai`), class and limits (`extproc.core.classes`), the gates
-(`extproc.core.controller`), and what follows: the body rewritten for the engine, or an answer.
+(`extproc.openai`), class and limits (`extproc.core.classes`), its ticket
+(`extproc.core.tickets`), the gates and the queue (`extproc.core.controller`), and what follows
+(`responder`).
 
 Rules this module keeps:
 
 * What is not an inference call passes untouched and is not counted.
 * A model that no pool names is decided by the default pool, because that is where Envoy's default
   route sends it: leaving the model out, or inventing one, is no way around the gates.
-* A refused call leaves nothing behind.
+* A refused call leaves nothing behind but its ticket.
+* The replies to calls that have waited are made where they are written, not in `pump`: one that
+  fails takes no other along, and many at once do not hold up the loop.
 """
 
 from __future__ import annotations
 
-import gzip
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from extproc import contract
 from extproc.core.classes import Catalog, Classification
 from extproc.core.controller import Action, Candidate, Controller, Verdict
-from extproc.core.reasons import REASONS, Reason, ReplyKind, ReplyRules
-from extproc.core.records import Decided, Observer
-from extproc.edge.exchange import Judgement, Request
+from extproc.core.reasons import ReplyRules
+from extproc.core.records import Decided, Observer, WaitEnd
+from extproc.core.tickets import Subject, fingerprint
+from extproc.edge.exchange import Judgement, Request, Resolution
 from extproc.edge.identity import IdentitySource, identify
-from extproc.edge.messages import Answer, Forward, LabelResponse
+from extproc.edge.messages import Forward
+from extproc.edge.responder import Case, Responder, Routing
 from extproc.edge.wording import Wording
-from extproc.openai import replies
 from extproc.openai.calls import LIMITS
 from extproc.openai.endpoints import Endpoint, endpoint_of
-from extproc.openai.requests import Call, Unreadable, read, rewrite
+from extproc.openai.requests import Call, Unreadable, read
 
 PASS = Judgement(Forward())
 
 
-@dataclass(frozen=True, slots=True)
-class Routing:
-    """Which pool serves a model.
-
-    Attributes:
-        pools: pool names by model name and alias.
-        default: the pool of every other model, or None where there are no pools.
-        priorities: pools whose engines heed ``priority``.
-        name_pool: tell Envoy the pool in a header, because there are several.
-    """
-
-    pools: Mapping[str, str]
-    default: str | None
-    priorities: frozenset[str]
-    name_pool: bool
-
-    def pool(self, model: str) -> str | None:
-        """Return the pool that serves a model."""
-        return self.pools.get(model, self.default)
-
-
 class Admission:
-    """Judges requests; an `extproc.edge.exchange.Gatekeeper`."""
+    """Judges requests; an `extproc.edge.exchange.Gatekeeper`.
+
+    ``bell`` is rung when `pump` may have something to do.
+    """
 
     def __init__(
         self,
@@ -74,21 +59,25 @@ class Admission:
         new_id: Callable[[], str],
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
+        bell: Callable[[], None],
     ) -> None:
         self._catalog = catalog
         self._controller = controller
         self._routing = routing
         self._sources = tuple(sources)
-        self._reply_rules = reply_rules
-        self._wording = wording
+        self._responder = Responder(
+            routing=routing, reply_rules=reply_rules, wording=wording, wall_clock=wall_clock
+        )
         self._max_body = max_body
         self._pass_unreadable = pass_unreadable
         self._observer = observer
         self._new_id = new_id
         self._clock = clock
         self._wall_clock = wall_clock
+        self._bell = bell
+        self._waiting: dict[str, tuple[Case, Callable[[Resolution], None]]] = {}
 
-    def judge(self, request: Request) -> Judgement:
+    def judge(self, request: Request, later: Callable[[Resolution], None]) -> Judgement:
         """Decide about a request; see `extproc.edge.exchange.Gatekeeper`."""
         endpoint = endpoint_of(request.path)
         if endpoint is None:
@@ -106,6 +95,7 @@ class Admission:
             path=request.path.partition("?")[0],
             model=call.model if call else "",
         )
+        token = request.headers.get(contract.TICKET_HEADER, "")
         candidate = Candidate(
             id=self._new_id(),
             classification=classification,
@@ -115,32 +105,85 @@ class Admission:
             max_output=_max_output(call, classification),
             choices=call.choices if call else 1,
             parts=call.prompt_parts if call else None,
+            since=self._first_came(call, classification, pool, token, now) if call else None,
+            kept_bytes=len(call.body if call else request.body),
+        )
+        case = Case(
+            candidate=candidate,
+            pool=pool,
+            endpoint=endpoint,
+            call=call,
+            defect=defect,
+            request_id=request.request_id,
+            accept_language=request.headers.get("accept-language", ""),
+            arrived=now,
         )
         verdict = self._controller.decide(candidate, pool, now)
+        if verdict.action is not Action.WAIT:
+            return self._conclude(case, verdict, now)
+        self._waiting[candidate.id] = case, later
+        self._bell()
+        case.seconds = self._clock() - now
+        return Judgement(None, hold=(candidate.id, pool))
+
+    def release(self, hold: tuple[str, str]) -> None:
+        """Give back what an exchange held, be it capacity or a place in the queue."""
+        ident, pool = hold
+        left = self._waiting.pop(ident, None)
+        if left is None:
+            self._controller.release(ident, pool)
+            self.capacity_changed()
+            return
+        now = self._clock()
+        self._controller.leave(ident, pool, now)
+        case, _ = left
+        name = case.candidate.classification.service_class.name
+        self._observer.waited(pool, name, WaitEnd.LEFT, now - case.arrived)
+
+    def capacity_changed(self) -> None:
+        """Hear that there may be room now; costs nothing where nobody waits."""
+        if self._waiting:
+            self._bell()
+
+    def pump(self) -> float:
+        """Let those go whose turn it is or is over; return when to call again at the latest."""
+        now = self._clock()
+        for pool in self._controller.lines:
+            for decision in self._controller.pump(pool, now):
+                case, later = self._waiting.pop(decision.call.id)
+                verdict, name = decision.verdict, decision.call.classification.service_class.name
+                end = WaitEnd.ADMITTED if verdict.action is Action.ADMIT else WaitEnd.SHED
+                self._observer.waited(pool, name, end, decision.waited)
+                later(partial(self._resolve, case, verdict))
+        return self._controller.next_deadline()
+
+    def _resolve(self, case: Case, verdict: Verdict) -> Judgement:
+        return self._conclude(case, verdict, self._clock())
+
+    def _conclude(self, case: Case, verdict: Verdict, began: float) -> Judgement:
+        """Make the judgement and report the verdict; ``began`` is when this stretch of work did."""
         if verdict.action is Action.ADMIT:
-            judgement = self._forward(candidate, verdict, pool, call)
+            judgement = self._responder.forward(case, verdict)
         else:
-            judgement = self._answer(candidate, verdict, endpoint, call, defect, request)
+            judgement = self._responder.answer(case, verdict, self._ticket(case, verdict))
+        candidate = case.candidate
+        classification = candidate.classification
         self._observer.decided(
             Decided(
                 id=candidate.id,
-                request_id=request.request_id,
-                pool=pool,
-                endpoint=endpoint.value,
+                request_id=case.request_id,
+                pool=case.pool,
+                endpoint=case.endpoint.value,
                 tenant=classification.tenant,
                 service_class=classification.service_class.name,
                 task=classification.task,
                 prompt_tokens=candidate.prompt_tokens,
                 max_output=classification.max_output,
                 verdict=verdict,
-                seconds=self._clock() - now,
+                seconds=case.seconds + self._clock() - began,
             )
         )
         return judgement
-
-    def release(self, hold: tuple[str, str]) -> None:
-        """Give back what an admitted exchange held."""
-        self._controller.release(*hold)
 
     def _read(self, endpoint: Endpoint, request: Request) -> tuple[Call | None, Unreadable | None]:
         if len(request.body) > self._max_body:
@@ -154,89 +197,43 @@ class Admission:
             return call, Unreadable("Background responses are not served here.", "background")
         return call, None
 
-    def _forward(
-        self,
-        candidate: Candidate,
-        verdict: Verdict,
-        pool: str,
-        call: Call | None,
-    ) -> Judgement:
-        classification = candidate.classification
-        body = None
-        if call is not None:
-            prioritised = pool in self._routing.priorities
-            body = rewrite(
-                call,
-                max_output=classification.max_output,
-                priority=classification.service_class.engine_priority if prioritised else None,
-                stop=classification.stop,
-            )
-            if body is not None and call.gzipped:
-                # The header that says so stays: Envoy lets us change none where it sends no headers.
-                body = gzip.compress(body, compresslevel=1, mtime=0)
-        set_headers: list[tuple[str, str]] = []
-        if body is not None:
-            set_headers.append(("content-length", str(len(body))))
-        if self._routing.name_pool:
-            set_headers.append((contract.POOL_HEADER, pool))
-        return Judgement(
-            Forward(
-                body=body,
-                set_headers=tuple(set_headers),
-                clear_route=self._routing.name_pool,
-                metadata=(*_metadata(candidate, verdict), ("pool", pool)),
-            ),
-            hold=(candidate.id, pool),
-            labels=LabelResponse(_labels(classification, verdict)),
+    # Tickets.
+
+    def _first_came(
+        self, call: Call, classification: Classification, pool: str, token: str, now: float
+    ) -> float | None:
+        """Return when a call with a ticket first came, on the clock of ``now``."""
+        line = self._controller.lines.get(pool)
+        if line is None or not (token or len(line.tickets)):
+            return None
+        wall = self._wall_clock()
+        arrived = line.tickets.redeem(_subject(call, classification), token, wall)
+        # A clock that was set back must not put anybody behind those who come later.
+        return None if arrived is None else now - max(0.0, wall - arrived)
+
+    def _ticket(self, case: Case, verdict: Verdict) -> str | None:
+        """Return a ticket for a call that is shed for want of room."""
+        line, candidate = self._controller.lines.get(case.pool), case.candidate
+        if line is None or case.call is None or verdict.action is not Action.SHED:
+            return None
+        since = case.arrived if candidate.since is None else candidate.since
+        wall = self._wall_clock()
+        return line.tickets.issue(
+            _subject(case.call, candidate.classification),
+            ident=candidate.id,
+            arrived=wall - (self._clock() - since),
+            now=wall,
         )
 
-    def _answer(
-        self,
-        candidate: Candidate,
-        verdict: Verdict,
-        endpoint: Endpoint,
-        call: Call | None,
-        defect: Unreadable | None,
-        request: Request,
-    ) -> Judgement:
-        classification = candidate.classification
-        style = self._reply_rules.style(
-            verdict.reason, classification.service_class.name, classification.tenant
-        )
-        language = self._wording.language(
-            request.headers.get("accept-language", ""), classification.language
-        )
-        if style.kind is ReplyKind.FALLBACK and call is not None:
-            reply = replies.fallback(
-                call,
-                ident=candidate.id,
-                created=int(self._wall_clock()),
-                message=self._wording.messages[language],
-                finish_reason=classification.finish_reason or self._wording.finish_reason,
-                reason=verdict.reason.value,
-                ticket=None,
-                retry_after=self._wording.retry_after,
-                refusal=self._wording.refusal,
-            )
-        else:
-            temporary = style.status in (429, 503)
-            reply = replies.error(
-                endpoint,
-                status=style.status,
-                message=_explanation(verdict, defect, language),
-                code=verdict.reason.value,
-                type=style.code,
-                param=defect.param if defect else None,
-                retry_after=self._wording.retry_after if temporary else None,
-            )
-        return Judgement(
-            Answer(
-                status=reply.status,
-                headers=(*reply.headers, *_labels(classification, verdict)),
-                body=reply.body,
-                metadata=_metadata(candidate, verdict),
-            )
-        )
+
+def _subject(call: Call, classification: Classification) -> Subject:
+    return Subject(
+        tenant=classification.tenant,
+        service_class=classification.service_class.name,
+        rank=classification.service_class.rank,
+        session=call.session or call.user,
+        fingerprint=fingerprint(call.body),
+    )
 
 
 def _max_output(call: Call | None, classification: Classification) -> int | None:
@@ -250,32 +247,3 @@ def _max_output(call: Call | None, classification: Classification) -> int | None
         asked = LIMITS[call.endpoint].default
     bounds = [each for each in (asked, classification.max_output) if each is not None]
     return min(bounds, default=None)
-
-
-def _explanation(verdict: Verdict, defect: Unreadable | None, language: str) -> str:
-    entry = REASONS[verdict.reason]
-    text = entry.zh if language == "zh" else entry.en
-    if verdict.reason is Reason.BAD_REQUEST and defect is not None:
-        return f"{text} {defect.message}"
-    if verdict.threshold is None or verdict.value is None:
-        return text
-    return f"{text} ({verdict.value:g}, limit {verdict.threshold:g})"
-
-
-def _labels(classification: Classification, verdict: Verdict) -> tuple[tuple[str, str], ...]:
-    return (
-        ("x-tidegate-verdict", verdict.action.value),
-        ("x-tidegate-reason", verdict.reason.value),
-        ("x-tidegate-class", classification.service_class.name),
-    )
-
-
-def _metadata(candidate: Candidate, verdict: Verdict) -> tuple[tuple[str, str], ...]:
-    classification = candidate.classification
-    return (
-        ("id", candidate.id),
-        ("tenant", classification.tenant),
-        ("class", classification.service_class.name),
-        ("verdict", verdict.action.value),
-        ("reason", verdict.reason.value),
-    )

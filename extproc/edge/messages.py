@@ -70,12 +70,21 @@ class Forward(msgspec.Struct, frozen=True, gc=False):
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
-    """Answer the client at once; the engine never sees the request."""
+    """Answer the client at once; the engine never sees the request.
+
+    Attributes:
+        status: of the HTTP response.
+        headers: such as other answers have as well.
+        body: of the HTTP response.
+        metadata: see `Forward`.
+        unique_headers: headers that no other answer has.
+    """
 
     status: int
     headers: tuple[tuple[str, str], ...]
     body: bytes
     metadata: tuple[tuple[str, str], ...] = ()
+    unique_headers: tuple[tuple[str, str], ...] = ()
 
 
 class LabelResponse(msgspec.Struct, frozen=True, gc=False):

@@ -2,6 +2,7 @@
 
 Rules this module keeps:
 
+* While an exchange waits, its stream is watched: Envoy ends it when the client leaves.
 * One exchange per stream; whatever ends the stream (Envoy's end, a cancellation, a fault of ours)
   closes the exchange, so that nothing stays reserved.
 * A fault of ours ends the stream with an error and Envoy does what ``failure_mode`` says. It is
@@ -20,7 +21,7 @@ import grpc
 from grpc import aio
 
 from extproc.edge import wire
-from extproc.edge.exchange import Exchange, Gatekeeper
+from extproc.edge.exchange import Exchange, Gatekeeper, Resolution, State
 
 log = logging.getLogger(__name__)
 
@@ -46,17 +47,34 @@ class Processor:
         return grpc.method_handlers_generic_handler(wire.SERVICE, {wire.METHOD: process})
 
     async def _process(self, _requests: object, context: aio.ServicerContext[Any, bytes]) -> None:
-        exchange = Exchange(self._gatekeeper)
+        resolution: asyncio.Future[Resolution] = asyncio.get_running_loop().create_future()
+        exchange = Exchange(self._gatekeeper, resolution.set_result)
+        reading: asyncio.Future[Any] | None = None
         self.streams += 1
         self._idle.clear()
         try:
-            while (message := await context.read()) is not aio.EOF:
-                await context.write(wire.encode(exchange.receive(wire.decode(message))))
+            while True:
+                if exchange.state is State.WAITING:
+                    reading = reading or asyncio.ensure_future(context.read())
+                    await asyncio.wait((reading, resolution), return_when=asyncio.FIRST_COMPLETED)
+                    if not reading.done():
+                        await context.write(wire.encode(exchange.resume(resolution.result())))
+                        continue
+                message = await (reading or context.read())
+                reading = None
+                if message is aio.EOF:
+                    break
+                reply = exchange.receive(wire.decode(message))
+                del message  # it holds the body once more, perhaps for as long as the call waits
+                if reply is not None:
+                    await context.write(wire.encode(reply))
         except Exception as error:
             log.error("exchange failed", extra=_told(error, exchange))
             await context.abort(grpc.StatusCode.INTERNAL, "exchange failed")
         finally:
             exchange.close()
+            if reading is not None:
+                reading.cancel()
             self.streams -= 1
             if not self.streams:
                 self._idle.set()

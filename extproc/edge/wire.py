@@ -140,6 +140,7 @@ def _encode_answer(reply: Answer) -> bytes:
     immediate = response.immediate_response
     immediate.status.code = reply.status
     immediate.headers.MergeFromString(_mutation(reply.headers))
+    _set_headers(immediate.headers, reply.unique_headers)
     immediate.body = reply.body
     _set_metadata(response, reply.metadata)
     return bytes(response.SerializeToString())
@@ -149,11 +150,15 @@ def _encode_answer(reply: Answer) -> bytes:
 def _mutation(headers: tuple[tuple[str, str], ...]) -> bytes:
     """Return the bytes of the ``HeaderMutation`` that sets these headers."""
     mutation = pb.HeaderMutation()
+    _set_headers(mutation, headers)
+    return bytes(mutation.SerializeToString())
+
+
+def _set_headers(mutation: Any, headers: tuple[tuple[str, str], ...]) -> None:
     for name, value in headers:
         option = mutation.set_headers.add(append_action=_OVERWRITE)
         option.header.key = name
         option.header.raw_value = value.encode()
-    return bytes(mutation.SerializeToString())
 
 
 def _set_metadata(response: Any, metadata: tuple[tuple[str, str], ...]) -> None:

@@ -48,6 +48,7 @@ from envoy_data_plane.envoy.extensions.retry.host.previous_hosts.v3 import Previ
 from envoy_data_plane.envoy.type.matcher.v3 import (
     MetadataMatcher,
     MetadataMatcherPathSegment,
+    RegexMatcher,
     StringMatcher,
     ValueMatcher,
 )
@@ -58,7 +59,7 @@ from extproc.config import Config
 from extproc.envoyconf import addresses
 from extproc.envoyconf.filters import processor_service
 
-_STEERING_PREFIXES = (contract.OWN_HEADERS_PREFIX, "x-envoy-")
+_ENVOYS_PREFIX = "x-envoy-"
 
 
 def listener(config: Config, http_filters: list[HttpFilter], *, check_clusters: bool) -> Listener:
@@ -112,6 +113,7 @@ def routes(config: Config) -> RouteConfiguration:
                 name=contract.FILTER_NAME,
                 domains=["*"],
                 request_body_buffer_limit=config.requests.max_body,
+                request_headers_to_remove=[contract.TICKET_HEADER],
                 routes=[*chosen, _route(config, rest, RouteMatch(prefix="/"))],
             )
         ],
@@ -176,6 +178,17 @@ def _route(config: Config, pool: str, match: RouteMatch) -> Route:
     )
 
 
+def _ours_but_tickets() -> StringMatcher:
+    """Match all headers under our prefix but the ticket, which is signed and steers nothing.
+
+    Envoy's regular expressions cannot say "not", so every way to differ from the name is listed.
+    """
+    prefix, name = contract.OWN_HEADERS_PREFIX, contract.TICKET_HEADER
+    rest = name.removeprefix(prefix)
+    others = "".join(f"{rest[:at]}([^{rest[at]}].*)?|" for at in range(len(rest)))
+    return StringMatcher(safe_regex=RegexMatcher(regex=f"{prefix}({others}{rest}.+)"))
+
+
 def steering_headers() -> TypedExtensionConfig:
     """Return the extension that takes away headers by which a client could steer."""
     return TypedExtensionConfig(
@@ -183,12 +196,8 @@ def steering_headers() -> TypedExtensionConfig:
         typed_config=Any.pack(
             EarlyHeaderMutation(
                 mutations=[
-                    HeaderMutation(
-                        remove_on_match=HeaderMutationRemoveOnMatch(
-                            key_matcher=StringMatcher(prefix=prefix)
-                        )
-                    )
-                    for prefix in _STEERING_PREFIXES
+                    HeaderMutation(remove_on_match=HeaderMutationRemoveOnMatch(key_matcher=names))
+                    for names in (_ours_but_tickets(), StringMatcher(prefix=_ENVOYS_PREFIX))
                 ]
             )
         ),

@@ -11,20 +11,23 @@ Rules this module keeps:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from extproc.core.capacity import Freshness, Pool
-from extproc.core.controller import Action
+from extproc.core.classes import ServiceClass
+from extproc.core.controller import Action, Line
 from extproc.core.reasons import REASONS, Reason
-from extproc.core.records import Decided, Ended
+from extproc.core.records import Decided, Ended, WaitEnd
+from extproc.core.tickets import TicketEvent
 
 _DECISION_BUCKETS = (25e-6, 50e-6, 100e-6, 150e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 50e-3)
+_WAIT_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2, 3, 5, 10, 30)
 _TOKEN_BUCKETS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 131072)
 _DURATION_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
 
@@ -78,6 +81,13 @@ class Metrics:
             buckets=_TOKEN_BUCKETS,
             registry=self.registry,
         )
+        self._waits = Histogram(
+            "tidegate_queue_wait_seconds",
+            "Time that calls waited in the queue, by how that ended.",
+            ("pool", "class", "end"),
+            buckets=_WAIT_BUCKETS,
+            registry=self.registry,
+        )
         # A child is found by its labels under a lock; the hot path keeps those it has found.
         keep = lru_cache(maxsize=1024)
         self._decision_child = keep(self._decisions.labels)
@@ -88,7 +98,7 @@ class Metrics:
         for pool, service_class in itertools.product(pools, classes):
             # Born at 0: `increase()` does not see the first event of a series that is born at 1.
             for reason, entry in REASONS.items():
-                if entry.gate == "capacity":
+                if entry.gate in ("capacity", "queue") and entry.reply is not None:
                     self._decision_child(pool, service_class, Action.SHED.value, reason.value)
             self._decision_child(pool, service_class, Action.ADMIT.value, Reason.ADMITTED.value)
 
@@ -99,6 +109,10 @@ class Metrics:
             record.pool, record.service_class, verdict.action.value, verdict.reason.value
         ).inc()
         self._decision_seconds.observe(record.seconds)
+
+    def waited(self, pool: str, service_class: str, end: WaitEnd, seconds: float) -> None:
+        """Count the end of a wait."""
+        self._waits.labels(pool, service_class, end.value).observe(seconds)
 
     def ended(self, record: Ended) -> None:
         """Count an end, and the tokens where the engine told them."""
@@ -113,6 +127,33 @@ class Metrics:
     def render(self) -> bytes:
         """Return the page that Prometheus scrapes, in the text format."""
         return generate_latest(self.registry)
+
+
+class LineCollector(Collector):
+    """The queues and tickets at the moment of a scrape."""
+
+    def __init__(self, lines: Mapping[str, Line], classes: Sequence[ServiceClass]) -> None:
+        self._lines = lines
+        self._classes = tuple(classes)
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the gauges, and the counters that tickets keep themselves."""
+        depth = GaugeMetricFamily(
+            "tidegate_queue_depth", "Calls that wait.", labels=["pool", "class"]
+        )
+        size = GaugeMetricFamily(
+            "tidegate_queue_bytes", "Bytes of the bodies of calls that wait.", labels=["pool"]
+        )
+        tickets = CounterMetricFamily(
+            "tidegate_tickets", "What became of tickets, by event.", labels=["pool", "event"]
+        )
+        for name, line in self._lines.items():
+            size.add_metric([name], line.queue.bytes)
+            for service_class in self._classes:
+                depth.add_metric([name, service_class.name], line.queue.depth(service_class))
+            for event in TicketEvent:
+                tickets.add_metric([name, event.value], line.tickets.events[event])
+        yield from (depth, size, tickets)
 
 
 class PoolCollector(Collector):

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from extproc.core.capacity import Demand, Placement, Pool, PoolLimits, Reading, Shortage
 from extproc.core.classes import Classification, ServiceClass
-from extproc.core.controller import Action, Candidate, Capacity, Controller
+from extproc.core.controller import Action, Candidate, Controller
 from extproc.core.outcomes import End, Outcome
 from extproc.core.promises import Promises
 
@@ -243,7 +243,7 @@ def test_a_refused_call_leaves_nothing_and_every_end_gives_all_back(
     pick: bool, used: float, calls: list[Demand]
 ) -> None:
     made = pool_with(pick, used, [])
-    controller = Controller({"qwen": made}, (Capacity(),))
+    controller = Controller({"qwen": made}, ())
     admitted = []
     for number, demand in enumerate(calls):
         who = Classification("t", demand.task, demand.service_class, None, None, (), None, None)

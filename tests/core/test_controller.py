@@ -10,7 +10,6 @@ from extproc.core.controller import (
     UNSETTLED,
     Action,
     Candidate,
-    Capacity,
     Controller,
     RequestLimits,
     Verdict,
@@ -32,7 +31,7 @@ def controller(free: float | None = 1.0, *, endpoints: int = 1) -> Controller:
         if free is not None:
             read = Reading(1.0 - free, 1000, 16, running=0, waiting=0, preemptions=0)
             pool.observe(f"e{number}", read, read_at=0.0, now=0.0)
-    return Controller({"qwen": pool}, (RequestLimits(max_body=1000), Capacity()))
+    return Controller({"qwen": pool}, (RequestLimits(max_body=1000),))
 
 
 def candidate(
@@ -175,7 +174,7 @@ def test_every_reason_that_refuses_has_a_reply_and_words_in_both_languages() -> 
         assert entry.en.endswith(".")
         assert entry.zh.endswith("。")
     passing = [reason for reason, entry in REASONS.items() if entry.reply is None]
-    assert passing == [Reason.ADMITTED, Reason.UNMANAGED]
+    assert passing == [Reason.ADMITTED, Reason.UNMANAGED, Reason.WAITING]
 
 
 def test_reply_rules_take_the_first_override_that_matches() -> None:
@@ -205,7 +204,7 @@ def test_where_we_choose_the_verdict_names_the_endpoint_and_the_books_follow_the
     for name, used in (("e0", 0.5), ("e1", 0.1)):
         pool.join(name)
         pool.observe(name, Reading(used, 1000, 16, 0, 0, 0), read_at=0.0, now=0.0)
-    asked = Controller({"qwen": pool}, (Capacity(),))
+    asked = Controller({"qwen": pool}, ())
 
     verdict = asked.decide(candidate(P2), "qwen", 0.0)
     assert verdict.endpoint == "e1"
@@ -261,12 +260,3 @@ def test_ends_that_are_never_reported_are_forgotten_in_time() -> None:
     assert repr(lengths) == "<Lengths: 10 ends, 0 histories>"
     asked.settle("x1", "qwen", End(Outcome.COMPLETED, completion_tokens=5))
     assert repr(lengths) == "<Lengths: 11 ends, 2 histories>"
-
-
-def test_without_a_capacity_gate_a_call_goes_where_it_fits_best() -> None:
-    pool = controller(0.0).pools["qwen"]
-
-    verdict = Controller({"qwen": pool}, ()).decide(candidate(P2), "qwen", 0.0)
-
-    assert told(verdict) == ("admit", "admitted")
-    assert pool.in_flight == 1

@@ -11,13 +11,14 @@ import pytest
 
 from extproc.core.capacity import Pool, PoolLimits, Reading
 from extproc.core.classes import Catalog, ServiceClass, Task, Tenant
-from extproc.core.controller import Action, Capacity, Controller, RequestLimits
+from extproc.core.controller import Action, Controller, RequestLimits
 from extproc.core.reasons import Reason, ReplyKind, ReplyOverride, ReplyRules
-from extproc.core.records import Decided, Ended
-from extproc.edge.admission import Admission, Routing
-from extproc.edge.exchange import Judgement, Request
+from extproc.core.records import Decided, Ended, WaitEnd
+from extproc.edge.admission import Admission
+from extproc.edge.exchange import Judgement, Request, Resolution
 from extproc.edge.identity import FromHeader
 from extproc.edge.messages import Answer, Forward
+from extproc.edge.responder import Routing
 from extproc.edge.wording import Wording
 
 P0 = ServiceClass("P0", 0, strict=True, close=0.03, open=0.05, max_output=512, max_prompt=100)
@@ -37,8 +38,15 @@ class Recorder:
     def decided(self, record: Decided) -> None:
         self.records.append(record)
 
+    def waited(self, pool: str, service_class: str, end: WaitEnd, seconds: float) -> None:
+        raise AssertionError("there is no queue here")
+
     def ended(self, record: Ended) -> None:
         raise AssertionError(f"the gatekeeper does not see ends: {record}")
+
+
+def never(_resolution: Resolution) -> None:
+    raise AssertionError("there is no queue here")
 
 
 @dataclass
@@ -56,7 +64,7 @@ class House:
     ) -> Judgement:
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        return self.admission.judge(Request(path, "r1", named, {}, raw))
+        return self.admission.judge(Request(path, "r1", named, {}, raw), never)
 
 
 def house(
@@ -83,7 +91,7 @@ def house(
             task_by_path={},
             task_by_model={},
         ),
-        controller=Controller(made, (RequestLimits(max_body=1000), Capacity())),
+        controller=Controller(made, (RequestLimits(max_body=1000),)),
         routing=Routing(
             pools={**{name: name for name in pools}, "alias": pools[0] if pools else ""},
             default=pools[0] if pools else None,
@@ -99,6 +107,7 @@ def house(
         new_id=lambda: f"id{next(ids)}",
         clock=lambda: next(ticks) * 0.001,
         wall_clock=lambda: 1796075036.9,
+        bell=lambda: None,
     )
     return House(admission, next(iter(made.values()), Pool("", limits, ())), recorder)
 

@@ -9,10 +9,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from extproc.edge.exchange import Exchange, State
+from extproc.edge.exchange import Exchange, Judgement, Resolution, State
 from extproc.edge.messages import Answer, Continue, Event, Forward, LabelResponse, Phase
 
-BODIES = {"admit": b"a", "shed": b"s", "pass": b"p"}
+BODIES = {"admit": b"a", "shed": b"s", "pass": b"p", "wait": b"w"}
+
+
+def never(_resolution: Resolution) -> None:
+    raise AssertionError("nothing waits here")
 
 
 def headers(path: str = "/v1/chat/completions") -> Event:
@@ -34,7 +38,7 @@ def response() -> Event:
 
 
 def test_attributes_with_the_body_are_enough(gatekeeper: Any) -> None:
-    exchange = Exchange(gatekeeper)
+    exchange = Exchange(gatekeeper, never)
 
     reply = exchange.receive(body())
 
@@ -49,7 +53,7 @@ def test_attributes_with_the_body_are_enough(gatekeeper: Any) -> None:
 
 
 def test_headers_in_a_message_of_their_own_are_used(gatekeeper: Any) -> None:
-    exchange = Exchange(gatekeeper)
+    exchange = Exchange(gatekeeper, never)
 
     assert exchange.receive(headers("/v1/completions")) == Continue(Phase.REQUEST_HEADERS)
     exchange.receive(body())
@@ -60,7 +64,7 @@ def test_headers_in_a_message_of_their_own_are_used(gatekeeper: Any) -> None:
 
 
 def test_a_shed_request_is_answered_and_holds_nothing(gatekeeper: Any) -> None:
-    exchange = Exchange(gatekeeper)
+    exchange = Exchange(gatekeeper, never)
 
     reply = exchange.receive(body("shed"))
 
@@ -73,7 +77,7 @@ def test_a_shed_request_is_answered_and_holds_nothing(gatekeeper: Any) -> None:
 
 
 def test_a_passed_request_gets_no_labels(gatekeeper: Any) -> None:
-    exchange = Exchange(gatekeeper)
+    exchange = Exchange(gatekeeper, never)
 
     assert exchange.receive(body("pass")) == Forward()
     assert exchange.receive(response()) == Continue(Phase.RESPONSE_HEADERS)
@@ -81,7 +85,7 @@ def test_a_passed_request_gets_no_labels(gatekeeper: Any) -> None:
 
 def test_a_response_without_a_request_is_continued(gatekeeper: Any) -> None:
     """Envoy's own 413 or 504 reaches us as response headers, with nothing before them."""
-    exchange = Exchange(gatekeeper)
+    exchange = Exchange(gatekeeper, never)
 
     assert exchange.receive(response()) == Continue(Phase.RESPONSE_HEADERS)
     assert exchange.state is State.START
@@ -90,7 +94,7 @@ def test_a_response_without_a_request_is_continued(gatekeeper: Any) -> None:
 
 
 def test_a_fault_of_ours_leaves_nothing_held(gatekeeper: Any) -> None:
-    exchange = Exchange(gatekeeper)
+    exchange = Exchange(gatekeeper, never)
 
     with pytest.raises(RuntimeError, match="a fault of ours"):
         exchange.receive(Event(Phase.REQUEST_BODY, body=b"f"))
@@ -99,11 +103,102 @@ def test_a_fault_of_ours_leaves_nothing_held(gatekeeper: Any) -> None:
     assert gatekeeper.held == set()
 
 
+class Waiting:
+    """An exchange whose gatekeeper wants time, and what it is given in the end."""
+
+    def __init__(self, gatekeeper: Any) -> None:
+        self.gatekeeper = gatekeeper
+        self.resolutions: list[Resolution] = []
+        self.exchange = Exchange(gatekeeper, self.resolutions.append)
+        assert self.exchange.receive(body("wait")) is None
+        assert self.exchange.state is State.WAITING
+
+    def resume(self) -> object:
+        (resolution,) = self.resolutions
+        return self.exchange.resume(resolution)
+
+
+def test_a_waiting_request_is_forwarded_when_its_turn_comes(gatekeeper: Any) -> None:
+    at = Waiting(gatekeeper)
+    assert repr(at.exchange) == "<Exchange waiting, holds ('x1', 'pool')>"
+
+    gatekeeper.let_in("x1")
+
+    assert isinstance(at.resume(), Forward)
+    assert at.exchange.state is State.FORWARDED
+    assert at.exchange.receive(response()) == LabelResponse((("x-tidegate-verdict", "admit"),))
+    at.exchange.close()
+    assert gatekeeper.released == ["x1"]
+
+
+def test_a_waiting_request_is_answered_when_it_waited_in_vain(gatekeeper: Any) -> None:
+    at = Waiting(gatekeeper)
+
+    gatekeeper.turn_away("x1")
+
+    assert isinstance(at.resume(), Answer)
+    assert at.exchange.state is State.ANSWERED
+    at.exchange.close()
+    assert gatekeeper.released == []
+
+
+def test_who_leaves_while_waiting_leaves_the_queue_at_once(gatekeeper: Any) -> None:
+    at = Waiting(gatekeeper)
+
+    at.exchange.close()
+
+    assert (gatekeeper.waiting, gatekeeper.held) == ({}, set())
+    assert at.resolutions == []
+
+
+def test_who_leaves_between_its_turn_and_its_reply_gives_the_place_back(gatekeeper: Any) -> None:
+    at = Waiting(gatekeeper)
+    gatekeeper.let_in("x1")
+
+    at.exchange.close()
+
+    assert gatekeeper.held == set()
+    assert gatekeeper.released == ["x1"]
+
+
+@pytest.mark.parametrize("turn_came", [False, True])
+def test_when_envoy_answers_by_itself_the_wait_is_over(gatekeeper: Any, turn_came: bool) -> None:
+    at = Waiting(gatekeeper)
+    if turn_came:
+        gatekeeper.let_in("x1")
+
+    assert at.exchange.receive(response()) == Continue(Phase.RESPONSE_HEADERS)
+
+    assert at.exchange.state is State.ANSWERED
+    assert (gatekeeper.waiting, gatekeeper.held) == ({}, set())
+    at.exchange.close()
+    assert gatekeeper.released == ["x1"]
+
+
+def test_a_fault_when_the_turn_comes_leaves_nothing_held(gatekeeper: Any) -> None:
+    at = Waiting(gatekeeper)
+    gatekeeper.fail("x1")
+
+    with pytest.raises(RuntimeError, match="a fault of ours"):
+        at.resume()
+    at.exchange.close()
+
+    assert gatekeeper.held == set()
+
+
+def test_a_gatekeeper_may_ask_for_time_once(gatekeeper: Any) -> None:
+    at = Waiting(gatekeeper)
+
+    with pytest.raises(RuntimeError, match="once"):
+        at.exchange.resume(lambda: Judgement(None, hold=("x1", "pool")))
+
+
 EVENTS: dict[str, Callable[[], Event]] = {
     "request headers": headers,
     "body: admit": lambda: body("admit"),
     "body: shed": lambda: body("shed"),
     "body: pass": lambda: body("pass"),
+    "body: wait": lambda: body("wait"),
     "request trailers": lambda: Event(Phase.REQUEST_TRAILERS),
     "response headers": response,
     "response body": lambda: Event(Phase.RESPONSE_BODY, body=b"x"),
@@ -116,6 +211,9 @@ TRANSITIONS = {
     (State.START, "body: admit"): State.FORWARDED,
     (State.START, "body: shed"): State.ANSWERED,
     (State.START, "body: pass"): State.FORWARDED,
+    (State.START, "body: wait"): State.WAITING,
+    (State.HEADERS, "body: wait"): State.WAITING,
+    (State.WAITING, "response headers"): State.ANSWERED,
     (State.HEADERS, "body: admit"): State.FORWARDED,
     (State.HEADERS, "body: shed"): State.ANSWERED,
     (State.HEADERS, "body: pass"): State.FORWARDED,
@@ -124,6 +222,7 @@ TRANSITIONS = {
 WAYS = {
     State.START: [],
     State.HEADERS: ["request headers"],
+    State.WAITING: ["body: wait"],
     State.FORWARDED: ["body: admit"],
     State.RESPONDING: ["body: admit", "response headers"],
     State.ANSWERED: ["body: shed"],
@@ -133,7 +232,7 @@ WAYS = {
 @pytest.mark.parametrize("event", EVENTS)
 @pytest.mark.parametrize("state", WAYS)
 def test_every_state_times_every_event(gatekeeper: Any, state: State, event: str) -> None:
-    exchange = Exchange(gatekeeper)
+    exchange = Exchange(gatekeeper, never)
     for each in WAYS[state]:
         exchange.receive(EVENTS[each]())
     assert exchange.state is state
@@ -148,7 +247,7 @@ def test_every_state_times_every_event(gatekeeper: Any, state: State, event: str
 
 
 def phase_of(reply: object) -> set[Phase]:
-    """Return the phases that a reply may answer."""
+    """Return the phases that a reply may answer; where there is none yet, that of what waits."""
     if isinstance(reply, Continue):
         return {reply.phase}
     if isinstance(reply, LabelResponse):
@@ -156,17 +255,33 @@ def phase_of(reply: object) -> set[Phase]:
     return {Phase.REQUEST_BODY}
 
 
-@given(st.lists(st.sampled_from(sorted(EVENTS)), max_size=12))
+TURNS = ("its turn comes", "it waited in vain")
+
+
+@given(st.lists(st.sampled_from([*sorted(EVENTS), *TURNS]), max_size=12))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_order_gets_a_reply_of_its_own_phase_and_nothing_stays_held(
     new_gatekeeper: Any, order: list[str]
 ) -> None:
     gatekeeper = new_gatekeeper()
-    exchange = Exchange(gatekeeper)
+    resolutions: list[Resolution] = []
+    exchange = Exchange(gatekeeper, resolutions.append)
+    owed = 0
     for name in order:
+        if name in TURNS:
+            for ident in list(gatekeeper.waiting):
+                (gatekeeper.let_in if name == TURNS[0] else gatekeeper.turn_away)(ident)
+            if resolutions and exchange.state is State.WAITING:
+                assert isinstance(exchange.resume(resolutions.pop()), Forward | Answer)
+                owed -= 1
+            continue
         event = EVENTS[name]()
-        assert event.phase in phase_of(exchange.receive(event))
+        reply = exchange.receive(event)
+        owed += reply is None
+        assert event.phase in phase_of(reply)
         assert len(gatekeeper.held) <= 1
     assert len(gatekeeper.judged) <= 1, "asked once per exchange"
+    assert owed == (exchange.state is State.WAITING) or exchange.state is State.ANSWERED
     exchange.close()
     assert gatekeeper.held == set()
+    assert gatekeeper.waiting == {}

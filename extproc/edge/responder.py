@@ -1,0 +1,189 @@
+"""What follows from a verdict: the request sent on, rewritten for the engine, or an answer.
+
+Rules this module keeps:
+
+* It decides nothing; reasons, styles and words are looked up.
+* What may wait in a queue keeps its body and little beside: see `Case`.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from extproc import contract
+from extproc.core.classes import Classification
+from extproc.core.controller import Candidate, Verdict
+from extproc.core.reasons import REASONS, Reason, ReplyKind, ReplyRules
+from extproc.edge.exchange import Judgement
+from extproc.edge.messages import Answer, Forward, LabelResponse
+from extproc.edge.wording import Wording
+from extproc.openai import replies
+from extproc.openai.endpoints import Endpoint
+from extproc.openai.requests import Call, Unreadable, rewrite
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Which pool serves a model.
+
+    Attributes:
+        pools: pool names by model name and alias.
+        default: the pool of every other model, or None where there are no pools.
+        priorities: pools whose engines heed ``priority``.
+        name_pool: tell Envoy the pool in a header, because there are several.
+    """
+
+    pools: Mapping[str, str]
+    default: str | None
+    priorities: frozenset[str]
+    name_pool: bool
+
+    def pool(self, model: str) -> str | None:
+        """Return the pool that serves a model."""
+        return self.pools.get(model, self.default)
+
+
+@dataclass(slots=True)
+class Case:
+    """A request that is being judged, with what the reply to it needs.
+
+    Attributes:
+        candidate: what is decided about.
+        pool: which pool it asks for.
+        endpoint: which API it calls.
+        call: its body, read, or None where it cannot be.
+        defect: why it cannot be read or served, or None.
+        request_id: Envoy's, or "".
+        accept_language: the header, or "".
+        arrived: when it came, on the clock of ``now``.
+        seconds: what deciding about it has taken so far.
+    """
+
+    candidate: Candidate
+    pool: str
+    endpoint: Endpoint
+    call: Call | None
+    defect: Unreadable | None
+    request_id: str
+    accept_language: str
+    arrived: float
+    seconds: float = 0.0
+
+
+class Responder:
+    """Makes the judgement that a verdict leads to."""
+
+    def __init__(
+        self,
+        *,
+        routing: Routing,
+        reply_rules: ReplyRules,
+        wording: Wording,
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self._routing = routing
+        self._reply_rules = reply_rules
+        self._wording = wording
+        self._wall_clock = wall_clock
+
+    def forward(self, case: Case, verdict: Verdict) -> Judgement:
+        """Send an admitted request on."""
+        classification = case.candidate.classification
+        call, body = case.call, None
+        if call is not None:
+            prioritised = case.pool in self._routing.priorities
+            body = rewrite(
+                call,
+                max_output=classification.max_output,
+                priority=classification.service_class.engine_priority if prioritised else None,
+                stop=classification.stop,
+            )
+            if body is not None and call.gzipped:
+                # The header that says so stays: Envoy lets us change none where it sends no headers.
+                body = gzip.compress(body, compresslevel=1, mtime=0)
+        set_headers: list[tuple[str, str]] = []
+        if body is not None:
+            set_headers.append(("content-length", str(len(body))))
+        if self._routing.name_pool:
+            set_headers.append((contract.POOL_HEADER, case.pool))
+        return Judgement(
+            Forward(
+                body=body,
+                set_headers=tuple(set_headers),
+                clear_route=self._routing.name_pool,
+                metadata=(*_metadata(case.candidate, verdict), ("pool", case.pool)),
+            ),
+            hold=(case.candidate.id, case.pool),
+            labels=LabelResponse(_labels(classification, verdict)),
+        )
+
+    def answer(self, case: Case, verdict: Verdict, ticket: str | None) -> Judgement:
+        """Answer a refused request."""
+        classification, call = case.candidate.classification, case.call
+        style = self._reply_rules.style(
+            verdict.reason, classification.service_class.name, classification.tenant
+        )
+        language = self._wording.language(case.accept_language, classification.language)
+        if style.kind is ReplyKind.FALLBACK and call is not None:
+            reply = replies.fallback(
+                call,
+                ident=case.candidate.id,
+                created=int(self._wall_clock()),
+                message=self._wording.messages[language],
+                finish_reason=classification.finish_reason or self._wording.finish_reason,
+                reason=verdict.reason.value,
+                ticket=ticket,
+                retry_after=self._wording.retry_after,
+                refusal=self._wording.refusal,
+            )
+        else:
+            temporary = style.status in (429, 503)
+            reply = replies.error(
+                case.endpoint,
+                status=style.status,
+                message=_explanation(verdict, case.defect, language),
+                code=verdict.reason.value,
+                type=style.code,
+                param=case.defect.param if case.defect else None,
+                retry_after=self._wording.retry_after if temporary else None,
+            )
+        return Judgement(
+            Answer(
+                status=reply.status,
+                headers=(*reply.headers, *_labels(classification, verdict)),
+                body=reply.body,
+                metadata=_metadata(case.candidate, verdict),
+                unique_headers=() if ticket is None else ((contract.TICKET_HEADER, ticket),),
+            )
+        )
+
+
+def _explanation(verdict: Verdict, defect: Unreadable | None, language: str) -> str:
+    entry = REASONS[verdict.reason]
+    text = entry.zh if language == "zh" else entry.en
+    if verdict.reason is Reason.BAD_REQUEST and defect is not None:
+        return f"{text} {defect.message}"
+    if verdict.threshold is None or verdict.value is None:
+        return text
+    return f"{text} ({verdict.value:g}, limit {verdict.threshold:g})"
+
+
+def _labels(classification: Classification, verdict: Verdict) -> tuple[tuple[str, str], ...]:
+    return (
+        ("x-tidegate-verdict", verdict.action.value),
+        ("x-tidegate-reason", verdict.reason.value),
+        ("x-tidegate-class", classification.service_class.name),
+    )
+
+
+def _metadata(candidate: Candidate, verdict: Verdict) -> tuple[tuple[str, str], ...]:
+    classification = candidate.classification
+    return (
+        ("id", candidate.id),
+        ("tenant", classification.tenant),
+        ("class", classification.service_class.name),
+        ("verdict", verdict.action.value),
+        ("reason", verdict.reason.value),
+    )
