@@ -37,6 +37,8 @@ TASK_HEADER = "x-task-type"
 
 PATH = "request.path"
 REQUEST_ID = "request.id"
+UPSTREAM = "upstream.address"
+"""Comes with the response's headers: the engine that answers, ``ip:port``."""
 
 
 def pool_cluster(pool: str) -> str:

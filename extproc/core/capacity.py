@@ -212,16 +212,16 @@ class Pool:
             self._book(promise, state, 0.0, now)
 
     def moved(self, exchange: str, endpoint: str, now: float) -> None:
-        """Correct the books: this endpoint serves the exchange, whatever was planned."""
-        promise = self._promises.get(exchange)
-        if promise is None or promise.endpoint == endpoint:
+        """Correct the books: this endpoint serves the exchange, whatever was planned.
+
+        One that is not known by this name (it was configured by a host name) corrects nothing.
+        """
+        promise, state = self._promises.get(exchange), self.endpoints.get(endpoint)
+        if promise is None or state is None or promise.endpoint == endpoint:
             return
         generated = self.generated(promise, now)
         self._unbook(promise)
-        promise.endpoint = None
-        state = self.endpoints.get(endpoint)
-        if state is not None:
-            self._book(promise, state, generated, now)
+        self._book(promise, state, generated, now)
 
     def release(self, exchange: str) -> Promise | None:
         """Count an exchange out and return what it held; None, and no harm, where it is not in."""

@@ -140,6 +140,10 @@ class Admission:
         name = case.candidate.classification.service_class.name
         self._observer.waited(pool, name, WaitEnd.LEFT, now - case.arrived)
 
+    def served(self, hold: tuple[str, str], endpoint: str) -> None:
+        """Hear which endpoint really serves an exchange."""
+        self._controller.moved(*hold, endpoint, self._clock())
+
     def capacity_changed(self) -> None:
         """Hear that there may be room now; costs nothing where nobody waits."""
         if self._waiting:

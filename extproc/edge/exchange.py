@@ -87,6 +87,10 @@ class Gatekeeper(Protocol):
         """
         ...
 
+    def served(self, hold: tuple[str, str], endpoint: str) -> None:
+        """Hear that the engine at ``ip:port`` answers what a judgement let in."""
+        ...
+
     def release(self, hold: tuple[str, str]) -> None:
         """Take back what a judgement held."""
         ...
@@ -118,6 +122,8 @@ class Exchange:
             self.state, self._head = State.HEADERS, event
         elif phase is Phase.RESPONSE_HEADERS and self.state is State.FORWARDED:
             self.state = State.RESPONDING
+            if self._hold is not None and event.upstream:
+                self._gatekeeper.served(self._hold, event.upstream)
             return self._labels or Continue(phase)
         elif phase is Phase.RESPONSE_HEADERS and self.state is State.WAITING:
             self.state = State.ANSWERED

@@ -36,6 +36,7 @@ class Event(msgspec.Struct, gc=False):
         metadata: other filters' dynamic metadata by namespace, as plain values.
         body: the body or a part of it.
         end_of_stream: nothing follows in this direction.
+        upstream: ``ip:port`` of the engine that answers, where the message tells it, else "".
     """
 
     phase: Phase
@@ -45,6 +46,7 @@ class Event(msgspec.Struct, gc=False):
     metadata: Mapping[str, object] = msgspec.field(default_factory=dict)
     body: bytes = b""
     end_of_stream: bool = False
+    upstream: str = ""
 
 
 class Continue(msgspec.Struct, frozen=True, gc=False):
@@ -61,12 +63,14 @@ class Forward(msgspec.Struct, frozen=True, gc=False):
         set_headers: request headers to set.
         clear_route: choose the route anew, because a header that decides it was set.
         metadata: dynamic metadata under our own namespace; the id comes first, the rest repeats.
+        endpoint: ``ip:port`` of the engine that Envoy's balancer should take, or None.
     """
 
     body: bytes | None = None
     set_headers: tuple[tuple[str, str], ...] = ()
     clear_route: bool = False
     metadata: tuple[tuple[str, str], ...] = ()
+    endpoint: str | None = None
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):

@@ -114,6 +114,7 @@ class Responder:
                 set_headers=tuple(set_headers),
                 clear_route=self._routing.name_pool,
                 metadata=(*_metadata(case.candidate, verdict), ("pool", case.pool)),
+                endpoint=verdict.endpoint,
             ),
             hold=(case.candidate.id, case.pool),
             labels=LabelResponse(_labels(classification, verdict)),

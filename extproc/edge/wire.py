@@ -87,6 +87,8 @@ def _read_attributes(event: Event, attributes: Any) -> None:
                 event.path = text
             elif name == contract.REQUEST_ID:
                 event.request_id = text
+            elif name == contract.UPSTREAM:
+                event.upstream = text
     event.headers = headers
 
 
@@ -132,6 +134,9 @@ def _encode_forward(reply: Forward) -> bytes:
         common.header_mutation.MergeFromString(_mutation(reply.set_headers))
     common.clear_route_cache = reply.clear_route
     _set_metadata(response, reply.metadata)
+    if reply.endpoint is not None:
+        balancer = response.dynamic_metadata.fields[contract.ENDPOINT_NAMESPACE].struct_value
+        balancer.fields[contract.ENDPOINT_KEY].string_value = reply.endpoint
     return bytes(response.SerializeToString())
 
 

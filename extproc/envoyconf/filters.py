@@ -112,6 +112,7 @@ def ext_proc(config: Config) -> ExternalProcessor:
         ),
         allow_mode_override=True,
         request_attributes=list(contract.request_attributes(config)),
+        response_attributes=[contract.UPSTREAM],
         metadata_options=MetadataOptions(
             forwarding_namespaces=MetadataOptionsMetadataNamespaces(untyped=list(forwarded))
             if forwarded
