@@ -85,6 +85,8 @@ def _rows(raw: Raw) -> int:
         return len(_decode_rows(raw))
     except msgspec.ValidationError:
         return 0
+    except msgspec.DecodeError:  # Lone surrogates.
+        return most
 
 
 def _texts(raw: Raw) -> int:

@@ -301,6 +301,11 @@ def test_what_nobody_can_read(body: bytes, message: str) -> None:
     assert (caught.value.message, caught.value.param) == (message, None)
 
 
+def test_a_batch_of_texts_that_are_no_text_is_counted() -> None:
+    body = b'{"messages": [["\\ud800"], ["\\ud800"], ["a"]]}'
+    assert read(Endpoint.CHAT, body).choices == 4  # brackets: it errs upwards
+
+
 def test_a_gzip_bomb(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "MAX_DECOMPRESSED", 1000)
     with pytest.raises(Unreadable, match="decompresses to more than 1000 bytes"):
