@@ -301,6 +301,37 @@ def test_what_nobody_can_read(body: bytes, message: str) -> None:
     assert (caught.value.message, caught.value.param) == (message, None)
 
 
+@pytest.mark.parametrize("more", [b"", b',"a":NaN'], ids=["strict", "lenient"])
+@pytest.mark.parametrize(
+    ("endpoint", "member"),
+    [
+        (Endpoint.CHAT, b"messages"),
+        (Endpoint.CHAT, b"stop"),
+        (Endpoint.CHAT, b"stream_options"),
+        (Endpoint.CHAT, b"tool_choice"),
+        (Endpoint.CHAT, b"unknown"),
+        (Endpoint.COMPLETIONS, b"prompt"),
+        (Endpoint.MESSAGES, b"thinking"),
+        (Endpoint.GENERATE, b"sampling_params"),
+    ],
+)
+def test_nesting_of_any_depth_is_read_and_written_or_refused(
+    endpoint: Endpoint, member: bytes, more: bytes
+) -> None:
+    """Around the interpreter's own limit too, where it depends on who calls the decoder."""
+    refused = 0
+    for depth in (10, *range(880, 1010), 20_000):
+        for opening, closing in ((b"[", b"]"), (b'{"type":', b"}")):
+            nested = opening * depth + b"1" + closing * depth
+            try:
+                call = read(endpoint, b'{"%s":%s%s}' % (member, nested, more))
+            except Unreadable:
+                refused += 1
+            else:
+                rewrite(call, max_output=512, priority=1, stop=("END",))
+    assert refused > 0
+
+
 def test_a_batch_of_texts_that_are_no_text_is_counted() -> None:
     body = b'{"messages": [["\\ud800"], ["\\ud800"], ["a"]]}'
     assert read(Endpoint.CHAT, body).choices == 4  # brackets: it errs upwards
