@@ -171,11 +171,11 @@ app.command()(emulate)
 
 
 def _run_until_stopped(work: Coroutine[Any, Any, None]) -> None:
-    """Run until done, or until SIGINT or SIGTERM cancels it; being stopped is no error."""
+    """Run until done, or until Ctrl-C, SIGTERM or the terminal's end cancels it: that is no error."""
 
     async def run() -> None:
         task = asyncio.ensure_future(work)
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
         with contextlib.suppress(asyncio.CancelledError):
             await task

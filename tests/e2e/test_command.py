@@ -250,6 +250,20 @@ class TestUp:
         assert alive == []
         assert not files.exists()
 
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+    async def test_however_it_is_stopped_nothing_is_left(self, number: signal.Signals) -> None:
+        """A terminal that is closed (SIGHUP) cannot reach the children: they have sessions of their own."""
+        async with running("up", "--port", "0") as process:
+            await line_with(process, "clients")
+            children = psutil.Process(process.pid).children(recursive=True)
+            process.send_signal(number)
+            async with asyncio.timeout(30):
+                assert await process.wait() == 0
+        _, alive = psutil.wait_procs(children, timeout=1)
+        for child in alive:
+            child.kill()
+        assert alive == []
+
     async def test_a_taken_port_starts_nothing(self, taken: int) -> None:
         done = await asyncio.to_thread(tidegate, "up", "--port", str(taken))
         assert (done.returncode, done.stdout) == (1, "")
