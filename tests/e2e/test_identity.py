@@ -257,3 +257,14 @@ async def test_http2_is_no_way_around(stand: Any) -> None:
                 stand.url + "/v1/chat/completions", content=BODY, headers=headers
             )
             assert reply.headers["x-tidegate-class"] == expected, headers
+
+
+@pytest.mark.parametrize("member", ["n", "best_of", "max_tokens", "min_tokens"])
+async def test_a_number_beyond_all_use_is_no_way_around(stand: Any, member: str) -> None:
+    body = b'{"%s": 1%s, "messages": []}' % (member.encode(), b"0" * 400)
+
+    reply = await stand.post(body, x_tenant_id="marketing")
+
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, member)
+    assert await stand.received() == []
+    assert await stand.envoy("http.tidegate.ext_proc.tidegate.failure_mode_allowed") == 0

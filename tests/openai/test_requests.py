@@ -337,6 +337,14 @@ def test_a_batch_of_texts_that_are_no_text_is_counted() -> None:
     assert read(Endpoint.CHAT, body).choices == 4  # brackets: it errs upwards
 
 
+@pytest.mark.parametrize("best_of", [21, 2**62])
+def test_a_choice_that_no_engine_makes_is_not_promised(best_of: int) -> None:
+    with pytest.raises(Unreadable, match=r"^best_of must be at most 20\.$") as caught:
+        call(best_of=best_of)
+    assert caught.value.param == "best_of"
+    assert call(best_of=20).choices == 20
+
+
 def test_a_gzip_bomb(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "MAX_DECOMPRESSED", 1000)
     with pytest.raises(Unreadable, match="decompresses to more than 1000 bytes"):
