@@ -276,6 +276,14 @@ class TestUp:
         assert (done.returncode, done.stdout) == (2, "")
         assert "line 7: lisen: there is no such key" in done.stderr
 
+    @pytest.mark.parametrize("engine", ["127.0.0.1:{}", "http://[::1", "https://127.0.0.1:{}"])
+    async def test_an_engine_that_does_not_answer(self, engine: str) -> None:
+        address = engine.format(free_port())
+        done = await asyncio.to_thread(tidegate, "up", "--port", "0", "--engine", address)
+        assert done.returncode in (1, 2)
+        assert address.removeprefix("http://") in done.stderr
+        assert "Traceback" not in done.stderr
+
     async def test_a_process_that_dies_ends_it_all(self) -> None:
         async with running("up", "--port", "0") as process:
             files = await folder_of(process)
