@@ -31,6 +31,65 @@ def test_an_empty_file_is_the_default_configuration() -> None:
     assert config.pools == {}
 
 
+ADDRESS = "write host:port, or unix:///absolute/path where a socket is accepted"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *(
+            "h:",
+            ":80",
+            "h:0",
+            "h:65536",
+            "h:\u0663",
+            "h:\u00b2",
+            "h:" + "9" * 5000,
+            "h i:80",
+            " :80",
+        ),
+        *(
+            "h\\r\\nx:80",
+            "h/p:80",
+            "u@h:80",
+            "h?q:80",
+            "::1:80",
+            "[::1:80",
+            "[h]:80",
+            "https://h:80",
+        ),
+    ],
+)
+def test_what_is_no_address(address: str) -> None:
+    first, *_ = problems(f'pools: {{m: {{endpoints: {{static: ["{address}"]}}}}}}')
+    assert first.endswith(ADDRESS)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "[::1]:8000", "my_pod-1.svc:65535"])
+def test_addresses(address: str) -> None:
+    assert parse(f"listen: {{http: '{address}'}}").listen.http == address
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("requests: {max_body: 1073741825}", "requests: {max_body: 2GiB}"),
+        f"requests: {{max_body: {'9' * 30}GiB}}",
+        f"envoy: {{message_timeout: {'9' * 300}s}}",
+        *("envoy: {message_timeout: 999999999999h}", "envoy: {stream_idle_timeout: 1e10}"),
+        "classes: {A: {max_tokens: 9007199254740993}}",
+        "pools: {m: {endpoints: {static: ['a:1']}, max_concurrency: 9007199254740993}}",
+        "pools: {m: {endpoints: {static: ['a:1']}, blocks: 9007199254740993, block_size: 1}}",
+        'pools: {m: {endpoints: {static: ["a:1"]}, scrape: {path: "/a\\r\\nb: c"}}}',
+        'pools: {m: {endpoints: {dns: "a b", port: 1}}}',
+        'tasks: {a: {match: {path: "/\\n"}}}',
+        'identity: {sources: [{header: {name: "a\'b"}}]}',
+    ],
+)
+def test_what_would_break_later_is_refused_at_once(text: str) -> None:
+    assert len(problems(text)) == 1
+
+
 def test_durations_and_sizes_are_written_as_people_do() -> None:
     config = parse(
         "requests: {max_body: 16MiB}\n"
