@@ -78,7 +78,7 @@ class Source(_Model):
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Source:
-        if len(self.model_fields_set) != 1:
+        if sum(kind is not None for kind in (self.metadata, self.header, self.api_key)) != 1:
             raise ValueError("give exactly one of metadata, header, api_key")
         return self
 
@@ -112,7 +112,7 @@ class ClassConfig(_Model):
     """
 
     strict: bool = False
-    weight: Annotated[float, Field(gt=0)] = 1.0
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     free_watermark: Watermark = Watermark(close=0.0, open=0.0)
     concurrency: Ratio = 1.0
     max_wait: Seconds = 0.0

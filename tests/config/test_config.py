@@ -278,6 +278,51 @@ def test_durations_and_sizes_are_written_as_people_do() -> None:
             ],
         ),
         ("a: 1\na: 2\n", ["line 2: yaml: the key a is written twice"]),
+        (
+            "requests: {max_body: 2GiB}\n",
+            [
+                "line 1: requests.max_body = '2GiB': Input should be less than or equal to 1073741824"
+            ],
+        ),
+        (
+            "envoy: {stream_idle_timeout: 99999999999h}\n",
+            [
+                (
+                    "line 1: envoy.stream_idle_timeout = '99999999999h': Input should be less than "
+                    "or equal to 1000000000"
+                )
+            ],
+        ),
+        (
+            "classes: {P0: {weight: .inf}}\n",
+            ["line 1: classes.P0.weight = inf: Input should be a finite number"],
+        ),
+        (
+            "identity: {sources: [{header: null}]}\n",
+            ["line 1: identity.sources.0: give exactly one of metadata, header, api_key"],
+        ),
+        ("\na: !!bool x\n", ["line 2: yaml: the value does not fit its kind"]),
+        ("a: !!int ''\n", ["line 1: yaml: the value does not fit its kind"]),
+        ("a: 2020-99-99\n", ["line 1: yaml: the value does not fit its kind"]),
+        ("a: !!map [b]\n", ["line 1: yaml: expected a map"]),
+        ("a: !!map b\n", ["line 1: yaml: expected a map"]),
+        ("tenants: !!map x\n", ["line 1: yaml: expected a map"]),
+        (
+            'identity: {sources: [{api_key: {file: "a\\0"}}]}\n',
+            ["line 1: yaml: a text must not hold NUL or half a character"],
+        ),
+        (
+            'identity: {default_tenant: "\\ud800"}\n',
+            ["line 1: yaml: a text must not hold NUL or half a character"],
+        ),
+        (
+            f"classes: {{P0: {{max_tokens: {'9' * 400}}}}}\n",
+            ["line 1: yaml: the number is too large"],
+        ),
+        (
+            f"classes: {{P0: {{max_tokens: {'9' * 5000}}}}}\n",
+            ["line 1: yaml: the value does not fit its kind"],
+        ),
         ("a: [\n", ["line 2: yaml: expected the node content, but found '<stream end>'"]),
         ("- a\n", ["line 1: file: Input should be a valid dictionary or instance of Config"]),
     ],
