@@ -26,9 +26,9 @@ from extproc.openai.rewriting import rewrite
 
 __all__ = ["MAX_DECOMPRESSED", "MAX_LENIENT", "Call", "Unreadable", "read", "rewrite"]
 
-MAX_DECOMPRESSED = 16 * 1024 * 1024
-"""Bytes; a gzip body that grows beyond is refused."""
-MAX_LENIENT = 256 * 1024
+MAX_DECOMPRESSED = 4 * 1024 * 1024
+"""Bytes; a gzip body that grows beyond is refused: 16 KB may be 16 MiB, which take 70 ms."""
+MAX_LENIENT = 64 * 1024
 """Bytes; a longer body must be strict JSON in UTF-8, because the engine's own reader is slow."""
 
 
