@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import signal
 import sys
 import tempfile
@@ -79,18 +80,21 @@ def run_stand(
     engines = tuple(each.removeprefix("http://").rstrip("/") for each in engine or ())
     if config is not None:
         _load_or_exit(config)
-    directory = Path(tempfile.mkdtemp(prefix="tidegate-"))
-    try:
-        plan = make_plan(directory, port=port, engines=engines, config=config)
-    except ConfigError as error:
-        raise _bad_configuration(error) from error
-    except OSError as error:
-        _say(f"port {port} is taken: choose another with --port ({error.strerror})", error=True)
-        raise typer.Exit(CANNOT_RUN) from error
-    try:
-        _run_until_stopped(up(plan, Console()))
-    except* (ChildEndedError, NotReadyError, EnvoyNotFoundError) as group:
-        raise _cannot_run(group) from group
+    with contextlib.ExitStack() as stack:
+        directory = Path(tempfile.mkdtemp(prefix="tidegate-"))
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        try:
+            plan = make_plan(directory, port=port, engines=engines, config=config)
+        except ConfigError as error:
+            raise _bad_configuration(error) from error
+        except OSError as error:
+            _say(f"port {port} is taken: choose another with --port ({error.strerror})", error=True)
+            raise typer.Exit(CANNOT_RUN) from error
+        try:
+            _run_until_stopped(up(plan, Console()))
+        except* (ChildEndedError, NotReadyError, EnvoyNotFoundError) as group:
+            stack.pop_all()  # the logs, which tell why, stay
+            raise _cannot_run(group) from group
 
 
 app.command()(load_cli.load)
@@ -167,11 +171,11 @@ app.command()(emulate)
 
 
 def _run_until_stopped(work: Coroutine[Any, Any, None]) -> None:
-    """Run until done, or until SIGINT or SIGTERM cancels it; being stopped is no error."""
+    """Run until done, or until Ctrl-C, SIGTERM or the terminal's end cancels it: that is no error."""
 
     async def run() -> None:
         task = asyncio.ensure_future(work)
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
         with contextlib.suppress(asyncio.CancelledError):
             await task

@@ -48,9 +48,26 @@ class ConfigError(Exception):
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """YAML where a key that is written twice is an error, not a silent overwrite."""
+    """YAML where a key that is written twice is an error, not a silent overwrite.
+
+    What PyYAML trips over (a tag that does not fit its node or its text), what is no text (NUL, lone
+    surrogates) and numbers that nothing can hold are errors too.
+    """
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            found: Any = super().construct_object(node, deep)
+        except (LookupError, TypeError, ValueError, OverflowError):
+            raise _wrong(node, "the value does not fit its kind") from None
+        if isinstance(found, str) and _NO_TEXT.search(found):
+            raise _wrong(node, "a text must not hold NUL or half a character")
+        if isinstance(found, int) and abs(found) > _LARGEST:
+            raise _wrong(node, "the number is too large")
+        return found
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        if not isinstance(node, yaml.MappingNode):
+            raise _wrong(node, "expected a map")
         seen: set[object] = set()
         for key_node, _ in node.value:
             key = key_node.value
@@ -60,9 +77,17 @@ class _UniqueKeys(yaml.SafeLoader):
             elif key in seen:
                 problem = f"the key {key} is written twice"
             if problem is not None:
-                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
+                raise _wrong(key_node, problem)
             seen.add(key)
         return super().construct_mapping(node, deep)
+
+
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
+_LARGEST = 2**63 - 1
+
+
+def _wrong(node: yaml.Node, problem: str) -> yaml.constructor.ConstructorError:
+    return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
 def load(file: Path) -> Config:

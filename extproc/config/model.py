@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from extproc.config.values import (
     Address,
     ClassName,
+    Count,
     FilePath,
     FinishReason,
     HeaderName,
@@ -31,6 +32,7 @@ from extproc.config.values import (
     Ratio,
     Seconds,
     Size,
+    UrlPath,
 )
 from extproc.core.reasons import REASONS, Reason, ReplyKind
 
@@ -76,7 +78,7 @@ class Source(_Model):
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Source:
-        if len(self.model_fields_set) != 1:
+        if sum(kind is not None for kind in (self.metadata, self.header, self.api_key)) != 1:
             raise ValueError("give exactly one of metadata, header, api_key")
         return self
 
@@ -110,15 +112,15 @@ class ClassConfig(_Model):
     """
 
     strict: bool = False
-    weight: Annotated[float, Field(gt=0)] = 1.0
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     free_watermark: Watermark = Watermark(close=0.0, open=0.0)
     concurrency: Ratio = 1.0
     max_wait: Seconds = 0.0
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_prompt_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Count | None = None
+    max_prompt_tokens: Count | None = None
     engine_priority: int = Field(default=0, ge=-(2**31), lt=2**31)
     evictable: bool = False
-    prefill_cap: Annotated[int, Field(ge=1)] | None = None
+    prefill_cap: Count | None = None
     prefill_wait: Annotated[Seconds, Field(gt=0)] = 2.0
 
 
@@ -134,7 +136,7 @@ class TenantConfig(_Model):
 class TaskMatch(_Model):
     """Names a task by path or by model where no ``x-task-type`` header does."""
 
-    path: str | None = Field(default=None, pattern=r"^/")
+    path: UrlPath | None = None
     model: str | None = None
 
 
@@ -143,8 +145,8 @@ class TaskConfig(_Model):
 
     match: TaskMatch = TaskMatch()
     class_: str | None = Field(default=None, alias="class")
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_prompt_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Count | None = None
+    max_prompt_tokens: Count | None = None
     stop: tuple[str, ...] = Field(default=(), max_length=16)
     stop_on: Literal["complete_json"] | None = None
 
@@ -153,7 +155,7 @@ class Endpoints(_Model):
     """Where a pool's vLLM servers are; exactly one of static, dns, file."""
 
     static: tuple[Address, ...] | None = Field(default=None, min_length=1)
-    dns: str | None = Field(default=None, min_length=1)
+    dns: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]{1,255}$")
     port: int | None = Field(default=None, ge=1, le=65535)
     file: FilePath | None = None
 
@@ -182,7 +184,7 @@ class Scrape(_Model):
     timeout: Seconds = Field(default=1.0, gt=0)
     stale_after: Seconds = Field(default=1.0, gt=0)
     unknown_after: Seconds = Field(default=30.0, gt=0)
-    path: str = Field(default="/metrics", pattern=r"^/")
+    path: UrlPath = "/metrics"
 
     @model_validator(mode="after")
     def _ordered(self) -> Scrape:
@@ -209,11 +211,11 @@ class PoolConfig(_Model):
 
     endpoints: Endpoints
     aliases: tuple[PoolName, ...] = ()
-    max_concurrency: int = Field(default=512, ge=1)
+    max_concurrency: Count = 512
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     balance: Literal["envoy", "pick"] = "envoy"
-    blocks: int | None = Field(default=None, ge=1)
-    block_size: int | None = Field(default=None, ge=1)
+    blocks: Count | None = None
+    block_size: Count | None = None
     scrape: Scrape = Scrape()
     queue: QueueConfig = QueueConfig()
 
@@ -333,15 +335,15 @@ class EnvoyConfig(_Model):
 class Quota(_Model):
     """What a plan contains per period."""
 
-    tokens: int = Field(ge=0)
+    tokens: int = Field(ge=0, le=1 << 53)
     period: Literal["day", "month"] = "month"
 
 
 class Plan(_Model):
     """Rates and quota that a tenant has bought."""
 
-    requests_per_minute: int | None = Field(default=None, ge=1)
-    tokens_per_minute: int | None = Field(default=None, ge=1)
+    requests_per_minute: Count | None = None
+    tokens_per_minute: Count | None = None
     burst: Annotated[float, Field(ge=1)] = 1.0
     quota: Quota | None = None
 

@@ -9,9 +9,10 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
-_DURATION = re.compile(r"(?P<value>\d+(?:\.\d+)?)(?P<unit>ms|s|m|h)")
+_DURATION = re.compile(r"(?P<value>[0-9]{1,12}(?:\.[0-9]{1,12})?)(?P<unit>ms|s|m|h)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_SIZE = re.compile(r"(?P<value>\d+)(?P<unit>KiB|MiB|GiB)?")
+_SIZE = re.compile(r"(?P<value>[0-9]{1,12})(?P<unit>KiB|MiB|GiB)?")
+_ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\]):(?P<port>[0-9]{1,5})")
 _BYTES = {None: 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
@@ -38,8 +39,8 @@ def _parse_address(value: str) -> str:
         if not value.removeprefix("unix://").startswith("/"):
             raise ValueError("write a socket as unix:// and an absolute path")
         return value
-    host, colon, port = value.rpartition(":")
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+    match = _ADDRESS.fullmatch(value)
+    if match is None or not 0 < int(match["port"]) < 65536:
         raise ValueError("write host:port, or unix:///absolute/path where a socket is accepted")
     return value
 
@@ -54,19 +55,26 @@ def _lower(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
 
 
-Seconds = Annotated[float, BeforeValidator(_parse_duration), Field(ge=0, allow_inf_nan=False)]
-"""A duration in seconds; written as ``200ms``, ``15s``, ``2m``, ``1h`` or a plain number."""
-Size = Annotated[int, BeforeValidator(_parse_size), Field(gt=0)]
-"""A size in bytes; written as a number, or with KiB, MiB or GiB."""
+Seconds = Annotated[
+    float, BeforeValidator(_parse_duration), Field(ge=0, le=1e9, allow_inf_nan=False)
+]
+"""A duration in seconds, at most 1e9; written as ``200ms``, ``15s``, ``2m``, ``1h`` or a plain number."""
+Size = Annotated[int, BeforeValidator(_parse_size), Field(gt=0, le=1 << 30)]
+"""A size in bytes, up to 1 GiB, which Envoy and gRPC can hold; a number, or with KiB, MiB or GiB."""
+Count = Annotated[int, Field(ge=1, le=1 << 53)]
+"""A number of things, exact also where it is reckoned with as a float."""
 Address = Annotated[str, AfterValidator(_parse_address)]
-"""``host:port``, or ``unix:///path`` where a socket is accepted."""
+"""``host:port``, or ``unix:///path`` where a socket is accepted. IPv6 stands in brackets."""
 Ratio = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 FinishReason = Annotated[
     str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$"), AfterValidator(_harmless_finish)
 ]
 HeaderName = Annotated[
-    str, BeforeValidator(_lower), Field(pattern=r"^[a-z0-9!#$%&'*+.^_`|~-]+$", max_length=128)
+    str, BeforeValidator(_lower), Field(pattern=r"^[a-z0-9!#$%&*+.^_`|~-]+$", max_length=128)
 ]
+"""In lower case; without the quote that HTTP allows, and that would end the name in Envoy's CEL."""
+UrlPath = Annotated[str, Field(pattern=r"^/[!-~]*$")]
+"""A path as it stands in a request: printable ASCII, escaped where need be."""
 
 
 def _known_placeholders(text: str) -> str:

@@ -5,6 +5,8 @@ Rules this module keeps:
 * While an exchange waits, its stream is watched: Envoy ends it when the client leaves.
 * One exchange per stream; whatever ends the stream (Envoy's end, a cancellation, a fault of ours)
   closes the exchange, so that nothing stays reserved.
+* What no protobuf can carry, a header that is not UTF-8, is answered with 400: as a fault of ours, one
+  odd byte would lead past every gate wherever ``failure_mode`` is open.
 * A fault of ours ends the stream with an error and Envoy does what ``failure_mode`` says. It is
   logged by its kind and its place, not by its message, which may quote what the caller sent; and it
   ends here, because gRPC would log it in full.
@@ -20,10 +22,23 @@ from typing import Any
 import grpc
 from grpc import aio
 
+from extproc.core.reasons import Reason
 from extproc.edge import wire
 from extproc.edge.exchange import Exchange, Gatekeeper, Resolution, State
+from extproc.edge.messages import Answer, Reply
+from extproc.openai import replies
+from extproc.openai.endpoints import Endpoint
 
 log = logging.getLogger(__name__)
+
+_REFUSAL = replies.error(
+    Endpoint.CHAT,  # which call it was, nobody can say
+    status=400,
+    message="A request header or the path is not UTF-8.",
+    type="invalid_request_error",
+    code=Reason.BAD_REQUEST.value,
+)
+_NO_TEXT = Answer(_REFUSAL.status, _REFUSAL.headers, _REFUSAL.body)
 
 
 class Processor:
@@ -64,7 +79,7 @@ class Processor:
                 reading = None
                 if message is aio.EOF:
                     break
-                reply = exchange.receive(wire.decode(message))
+                reply = _reply(exchange, message)
                 del message  # it holds the body once more, perhaps for as long as the call waits
                 if reply is not None:
                     await context.write(wire.encode(reply))
@@ -78,6 +93,10 @@ class Processor:
             self.streams -= 1
             if not self.streams:
                 self._idle.set()
+
+
+def _reply(exchange: Exchange, message: Any | None) -> Reply | None:
+    return _NO_TEXT if message is None else exchange.receive(wire.decode(message))
 
 
 def _told(error: Exception, exchange: Exchange) -> dict[str, str]:

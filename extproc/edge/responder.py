@@ -102,7 +102,8 @@ class Responder:
             )
             if body is not None and call.gzipped:
                 # The header that says so stays: Envoy lets us change none where it sends no headers.
-                body = gzip.compress(body, compresslevel=1, mtime=0)
+                # Stored, not compressed: that would hold up everyone else for longer than we may.
+                body = gzip.compress(body, compresslevel=0, mtime=0)
         set_headers: list[tuple[str, str]] = []
         if body is not None:
             set_headers.append(("content-length", str(len(body))))

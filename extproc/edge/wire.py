@@ -7,17 +7,20 @@ Rules this module keeps:
 * Header values go out as ``raw_value``: Envoy ignores ``value`` where raw headers are in use.
 * A field that newer Envoys added and our definitions misplace (11 of ``ProcessingResponse``) is
   never set.
+* Envoy hands on whatever bytes a caller put into a header; protobuf knows text in UTF-8 only. Such a
+  message is no fault of ours but the caller's: it is no error, it is ``None``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 from envoy.config.core.v3 import base_pb2
 from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+from google.protobuf.message import DecodeError
 from google.protobuf.struct_pb2 import Struct
 
 from extproc import contract
@@ -25,9 +28,6 @@ from extproc.edge.messages import Answer, Continue, Event, Forward, LabelRespons
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 METHOD = "Process"
-
-parse: Callable[[bytes], Any] = pb.ProcessingRequest.FromString
-"""Bytes of a ``ProcessingRequest`` to its message; raises ``DecodeError``."""
 
 _PHASES = {phase.value: phase for phase in Phase}
 _HEADER_ATTRIBUTE = "request.headers['"
@@ -38,6 +38,14 @@ _SEND = processing_mode_pb2.ProcessingMode.SEND
 
 class UnknownPhaseError(ValueError):
     """Envoy sent a message of a kind that this version does not know."""
+
+
+def parse(raw: bytes) -> Any | None:
+    """Return the ``ProcessingRequest`` that these bytes are, ``None`` where they are none."""
+    try:
+        return pb.ProcessingRequest.FromString(raw)
+    except DecodeError:
+        return None
 
 
 def decode(message: Any) -> Event:

@@ -10,6 +10,7 @@ Rules:
 from __future__ import annotations
 
 import json
+import math
 import re
 
 from msgspec import Raw
@@ -18,6 +19,10 @@ ABSENT = Raw(b"")
 
 _INTEGER = re.compile(r"([+-]?\d+(?:_\d+)*)(?:\.0+)?", re.ASCII)
 _PLAIN_DIGITS = 18
+_LONGEST_INTEGER = 64
+"""Characters, with sign and underscores."""
+_LARGEST = 2**63 - 1
+"""No length or count means more, and arithmetic with much more than that fails."""
 _PLAIN_TEXT = 256
 _LONGEST = 64 * 1024
 """Bytes; no member that is decoded here needs more."""
@@ -53,7 +58,7 @@ def value(raw: Raw, name: str) -> object:
 
 
 def integer(raw: Raw, name: str) -> int | None:
-    """Return the integer that the engine sees, ``None`` for null and absent."""
+    """Return the integer that the engine sees, within 64 bits; ``None`` for null and absent."""
     if not raw:
         return None
     literal = bytes(raw)
@@ -63,13 +68,14 @@ def integer(raw: Raw, name: str) -> int | None:
     if found is None:
         return None
     if isinstance(found, str) and (match := _INTEGER.fullmatch(found.strip())):
-        try:
-            return int(match[1])
-        except ValueError:  # More digits than the interpreter allows.
-            raise Unreadable(f"{name} is out of range.", name) from None
-    if isinstance(found, int) or (isinstance(found, float) and found.is_integer()):
-        return int(found)
-    raise Unreadable(f"{name} must be an integer.", name)
+        number = int(match[1]) if len(match[1]) <= _LONGEST_INTEGER else math.inf
+    elif isinstance(found, int) or (isinstance(found, float) and found.is_integer()):
+        number = int(found)
+    else:
+        raise Unreadable(f"{name} must be an integer.", name)
+    if abs(number) > _LARGEST:
+        raise Unreadable(f"{name} is out of range.", name)
+    return int(number)
 
 
 def boolean(raw: Raw, name: str) -> bool:

@@ -20,6 +20,7 @@ from extproc.core.tokens import PromptParts
 from extproc.openai import lax
 from extproc.openai.calls import LIMITS, Members
 from extproc.openai.endpoints import Endpoint
+from extproc.openai.lax import Unreadable
 
 _BYTES_PER_TOKEN = 4
 _ESCAPE_EXCESS = 3
@@ -30,6 +31,9 @@ _ASCII = bytes(range(128))
 _LETTERS = (string.ascii_letters + " ").encode()
 _NOT_SHOWN = ("response_format", "structured_outputs", "guided_json", "logit_bias", "metadata")
 """Members that may be long and that no template shows to the model."""
+_MOST_BEST_OF = 20
+"""OpenAI's limit. Engines of today ignore the member and refuse nothing, so without one a call could
+hold the promise of any amount of work for as long as it runs."""
 _COUNTED = 32 * 1024
 """Prompts in a batch that are counted exactly."""
 
@@ -58,10 +62,13 @@ _decode_rows = msgspec.json.Decoder(list[_Row]).decode
 
 
 def choices(endpoint: Endpoint, members: Members, limited: Members) -> int:
-    """Return how many texts the engine would generate, at least 1."""
+    """Return how many texts the engine would generate, at least 1; raise ``Unreadable``."""
     if not LIMITS[endpoint].sampling:
         return 1
-    each = max(1, lax.integer(limited.n, "n") or 1, lax.integer(members.best_of, "best_of") or 1)
+    best_of = lax.integer(members.best_of, "best_of") or 1
+    if best_of > _MOST_BEST_OF:
+        raise Unreadable(f"best_of must be at most {_MOST_BEST_OF}.", "best_of")
+    each = max(1, lax.integer(limited.n, "n") or 1, best_of)
     if endpoint is Endpoint.CHAT:
         return each * max(1, _rows(members.messages))
     prompts = _prompts(members.prompt) + _prompts(members.prompt_embeds)
@@ -85,6 +92,8 @@ def _rows(raw: Raw) -> int:
         return len(_decode_rows(raw))
     except msgspec.ValidationError:
         return 0
+    except msgspec.DecodeError:  # Lone surrogates.
+        return most
 
 
 def _texts(raw: Raw) -> int:

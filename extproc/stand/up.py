@@ -28,7 +28,7 @@ START_SECONDS = 30.0
 
 
 class NotReadyError(RuntimeError):
-    """A process of the stand did not come up in time."""
+    """A part of the stand did not come up, or an engine that it was given does not answer."""
 
 
 @asynccontextmanager
@@ -103,8 +103,12 @@ async def up(plan: Plan, console: Console) -> None:
 
 
 async def _model(session: aiohttp.ClientSession, engine: str) -> str:
-    async with session.get(f"http://{engine}/v1/models") as response:
-        return str((await response.json())["data"][0]["id"])
+    url = f"http://{engine}/v1/models"
+    try:
+        async with asyncio.timeout(START_SECONDS), session.get(url) as response:
+            return str((await response.json())["data"][0]["id"])
+    except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError) as error:
+        raise NotReadyError(f"no vLLM server answers at {url}: start it first") from error
 
 
 async def _show(session: aiohttp.ClientSession, plan: Plan, console: Console) -> None:

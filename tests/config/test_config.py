@@ -31,6 +31,65 @@ def test_an_empty_file_is_the_default_configuration() -> None:
     assert config.pools == {}
 
 
+ADDRESS = "write host:port, or unix:///absolute/path where a socket is accepted"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *(
+            "h:",
+            ":80",
+            "h:0",
+            "h:65536",
+            "h:\u0663",
+            "h:\u00b2",
+            "h:" + "9" * 5000,
+            "h i:80",
+            " :80",
+        ),
+        *(
+            "h\\r\\nx:80",
+            "h/p:80",
+            "u@h:80",
+            "h?q:80",
+            "::1:80",
+            "[::1:80",
+            "[h]:80",
+            "https://h:80",
+        ),
+    ],
+)
+def test_what_is_no_address(address: str) -> None:
+    first, *_ = problems(f'pools: {{m: {{endpoints: {{static: ["{address}"]}}}}}}')
+    assert first.endswith(ADDRESS)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "[::1]:8000", "my_pod-1.svc:65535"])
+def test_addresses(address: str) -> None:
+    assert parse(f"listen: {{http: '{address}'}}").listen.http == address
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("requests: {max_body: 1073741825}", "requests: {max_body: 2GiB}"),
+        f"requests: {{max_body: {'9' * 30}GiB}}",
+        f"envoy: {{message_timeout: {'9' * 300}s}}",
+        *("envoy: {message_timeout: 999999999999h}", "envoy: {stream_idle_timeout: 1e10}"),
+        "classes: {A: {max_tokens: 9007199254740993}}",
+        "pools: {m: {endpoints: {static: ['a:1']}, max_concurrency: 9007199254740993}}",
+        "pools: {m: {endpoints: {static: ['a:1']}, blocks: 9007199254740993, block_size: 1}}",
+        'pools: {m: {endpoints: {static: ["a:1"]}, scrape: {path: "/a\\r\\nb: c"}}}',
+        'pools: {m: {endpoints: {dns: "a b", port: 1}}}',
+        'tasks: {a: {match: {path: "/\\n"}}}',
+        'identity: {sources: [{header: {name: "a\'b"}}]}',
+    ],
+)
+def test_what_would_break_later_is_refused_at_once(text: str) -> None:
+    assert len(problems(text)) == 1
+
+
 def test_durations_and_sizes_are_written_as_people_do() -> None:
     config = parse(
         "requests: {max_body: 16MiB}\n"
@@ -219,6 +278,51 @@ def test_durations_and_sizes_are_written_as_people_do() -> None:
             ],
         ),
         ("a: 1\na: 2\n", ["line 2: yaml: the key a is written twice"]),
+        (
+            "requests: {max_body: 2GiB}\n",
+            [
+                "line 1: requests.max_body = '2GiB': Input should be less than or equal to 1073741824"
+            ],
+        ),
+        (
+            "envoy: {stream_idle_timeout: 99999999999h}\n",
+            [
+                (
+                    "line 1: envoy.stream_idle_timeout = '99999999999h': Input should be less than "
+                    "or equal to 1000000000"
+                )
+            ],
+        ),
+        (
+            "classes: {P0: {weight: .inf}}\n",
+            ["line 1: classes.P0.weight = inf: Input should be a finite number"],
+        ),
+        (
+            "identity: {sources: [{header: null}]}\n",
+            ["line 1: identity.sources.0: give exactly one of metadata, header, api_key"],
+        ),
+        ("\na: !!bool x\n", ["line 2: yaml: the value does not fit its kind"]),
+        ("a: !!int ''\n", ["line 1: yaml: the value does not fit its kind"]),
+        ("a: 2020-99-99\n", ["line 1: yaml: the value does not fit its kind"]),
+        ("a: !!map [b]\n", ["line 1: yaml: expected a map"]),
+        ("a: !!map b\n", ["line 1: yaml: expected a map"]),
+        ("tenants: !!map x\n", ["line 1: yaml: expected a map"]),
+        (
+            'identity: {sources: [{api_key: {file: "a\\0"}}]}\n',
+            ["line 1: yaml: a text must not hold NUL or half a character"],
+        ),
+        (
+            'identity: {default_tenant: "\\ud800"}\n',
+            ["line 1: yaml: a text must not hold NUL or half a character"],
+        ),
+        (
+            f"classes: {{P0: {{max_tokens: {'9' * 400}}}}}\n",
+            ["line 1: yaml: the number is too large"],
+        ),
+        (
+            f"classes: {{P0: {{max_tokens: {'9' * 5000}}}}}\n",
+            ["line 1: yaml: the value does not fit its kind"],
+        ),
         ("a: [\n", ["line 2: yaml: expected the node content, but found '<stream end>'"]),
         ("- a\n", ["line 1: file: Input should be a valid dictionary or instance of Config"]),
     ],

@@ -6,6 +6,7 @@ import asyncio
 import importlib.metadata
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -230,6 +231,8 @@ class TestUp:
         async with running("up", "--port", "0") as process:
             url = (await line_with(process, "clients")).split()[1]
             metrics = (await line_with(process, "metrics")).split()[1]
+            files = await folder_of(process)
+            assert files.is_dir()
             children = psutil.Process(process.pid).children(recursive=True)
             names = {" ".join(child.cmdline()) for child in children}
             assert len(children) == 4, names
@@ -245,6 +248,21 @@ class TestUp:
                 assert await process.wait() == 0
         _, alive = psutil.wait_procs(children, timeout=1)
         assert alive == []
+        assert not files.exists()
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+    async def test_however_it_is_stopped_nothing_is_left(self, number: signal.Signals) -> None:
+        """A terminal that is closed (SIGHUP) cannot reach the children: they have sessions of their own."""
+        async with running("up", "--port", "0") as process:
+            await line_with(process, "clients")
+            children = psutil.Process(process.pid).children(recursive=True)
+            process.send_signal(number)
+            async with asyncio.timeout(30):
+                assert await process.wait() == 0
+        _, alive = psutil.wait_procs(children, timeout=1)
+        for child in alive:
+            child.kill()
+        assert alive == []
 
     async def test_a_taken_port_starts_nothing(self, taken: int) -> None:
         done = await asyncio.to_thread(tidegate, "up", "--port", str(taken))
@@ -258,9 +276,17 @@ class TestUp:
         assert (done.returncode, done.stdout) == (2, "")
         assert "line 7: lisen: there is no such key" in done.stderr
 
+    @pytest.mark.parametrize("engine", ["127.0.0.1:{}", "http://[::1", "https://127.0.0.1:{}"])
+    async def test_an_engine_that_does_not_answer(self, engine: str) -> None:
+        address = engine.format(free_port())
+        done = await asyncio.to_thread(tidegate, "up", "--port", "0", "--engine", address)
+        assert done.returncode in (1, 2)
+        assert address.removeprefix("http://") in done.stderr
+        assert "Traceback" not in done.stderr
+
     async def test_a_process_that_dies_ends_it_all(self) -> None:
         async with running("up", "--port", "0") as process:
-            await line_with(process, "clients")
+            files = await folder_of(process)
             children = psutil.Process(process.pid).children(recursive=True)
             (victim,) = (child for child in children if "serve" in child.cmdline())
             os.kill(victim.pid, signal.SIGKILL)
@@ -269,6 +295,12 @@ class TestUp:
                 assert await process.wait() == 1
         _, alive = psutil.wait_procs(children, timeout=1)
         assert alive == []
+        assert (files / "tidegate.log").exists(), "the logs, which tell why, stay"
+        shutil.rmtree(files)
+
+
+async def folder_of(process: asyncio.subprocess.Process) -> Path:
+    return Path((await line_with(process, "files")).split()[1])
 
 
 def chat(url: str, tenant: str) -> Any:

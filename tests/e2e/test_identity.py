@@ -234,6 +234,16 @@ async def test_trailers_name_nobody(stand: Any) -> None:
     assert b"x-tidegate-class: P1" in answer
 
 
+@pytest.mark.parametrize("name", ["x-tenant-id", "authorization", "x-task-type", "accept-language"])
+async def test_a_header_that_is_not_utf8_is_no_way_around(stand: Any, name: str) -> None:
+    reply = await stand.http.post(
+        stand.url + "/v1/chat/completions", content=BODY, headers=[(name.encode(), b"pay\xff")]
+    )
+
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "bad_request")
+    assert await stand.received() == []
+
+
 async def test_http2_is_no_way_around(stand: Any) -> None:
     async with httpx.AsyncClient(http1=False, http2=True) as client:
         for headers, expected in (
@@ -247,3 +257,14 @@ async def test_http2_is_no_way_around(stand: Any) -> None:
                 stand.url + "/v1/chat/completions", content=BODY, headers=headers
             )
             assert reply.headers["x-tidegate-class"] == expected, headers
+
+
+@pytest.mark.parametrize("member", ["n", "best_of", "max_tokens", "min_tokens"])
+async def test_a_number_beyond_all_use_is_no_way_around(stand: Any, member: str) -> None:
+    body = b'{"%s": 1%s, "messages": []}' % (member.encode(), b"0" * 400)
+
+    reply = await stand.post(body, x_tenant_id="marketing")
+
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, member)
+    assert await stand.received() == []
+    assert await stand.envoy("http.tidegate.ext_proc.tidegate.failure_mode_allowed") == 0

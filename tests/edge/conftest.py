@@ -18,6 +18,7 @@ class RecordingGatekeeper:
     held: set[str] = field(default_factory=set)
     judged: list[Request] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
+    moves: list[tuple[str, str]] = field(default_factory=list)
     waiting: dict[str, Callable[[Resolution], None]] = field(default_factory=dict)
 
     def judge(self, request: Request, later: Callable[[Resolution], None]) -> Judgement:
@@ -64,6 +65,9 @@ class RecordingGatekeeper:
             hold=(ident, "pool"),
             labels=LabelResponse((("x-tidegate-verdict", "admit"),)),
         )
+
+    def served(self, hold: tuple[str, str], endpoint: str) -> None:
+        self.moves.append((hold[0], endpoint))
 
     def release(self, hold: tuple[str, str]) -> None:
         self.held.discard(hold[0])

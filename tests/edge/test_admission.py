@@ -428,3 +428,15 @@ def test_of_a_body_that_nobody_could_read_the_class_limit_is_promised() -> None:
 
     (held,) = at.pool.promises()
     assert (held.demand.max_output, held.demand.choices, held.demand.parts) == (512, 1, None)
+
+
+def test_the_books_follow_the_engine_that_answers() -> None:
+    at = house()
+    at.pool.join("10.0.0.2:8000")
+    at.judge(CHAT, x_tenant_id="pay")
+
+    at.admission.served(("id1", "qwen"), "10.0.0.2:8000")
+
+    held = at.pool.promise("id1")
+    assert held is not None
+    assert held.endpoint == "10.0.0.2:8000"

@@ -52,6 +52,19 @@ def test_attributes_with_the_body_are_enough(gatekeeper: Any) -> None:
     assert gatekeeper.held == set()
 
 
+def test_the_engine_that_answers_is_told_once_and_only_of_what_is_held(gatekeeper: Any) -> None:
+    answer = Event(Phase.RESPONSE_HEADERS, {":status": "200"}, upstream="10.0.0.1:8000")
+    held, passed = Exchange(gatekeeper, never), Exchange(gatekeeper, never)
+
+    held.receive(body())
+    held.receive(answer)
+    held.receive(answer)
+    passed.receive(body("pass"))
+    passed.receive(answer)
+
+    assert gatekeeper.moves == [("x1", "10.0.0.1:8000")]
+
+
 def test_headers_in_a_message_of_their_own_are_used(gatekeeper: Any) -> None:
     exchange = Exchange(gatekeeper, never)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -119,6 +120,29 @@ async def test_a_whole_exchange_and_its_end(gatekeeper: Any, tmp_path: Path) -> 
         assert await call.read() is aio.EOF
         await until_idle(processor)
         assert gatekeeper.held == set()
+
+
+async def test_text_that_is_not_utf8_is_a_bad_request(gatekeeper: Any, tmp_path: Path) -> None:
+    """Envoy sends such a header on as it is; failing the stream would let the call past the gates."""
+    message = body(b"a")
+    message.attributes["envoy.filters.http.ext_proc"].fields["request.path"].string_value = "/v1/?"
+    raw = message.SerializeToString().replace(b"/v1/?", b"/v1/\xff")
+    async with served(gatekeeper, tmp_path) as (_, channel):
+        call: Any = channel.stream_stream(
+            PROCESS, response_deserializer=pb.ProcessingResponse.FromString
+        )()
+        await call.write(raw)
+        answer = (await call.read()).immediate_response
+
+        assert answer.status.code == 400
+        assert json.loads(answer.body)["error"] == {
+            "message": "A request header or the path is not UTF-8.",
+            "type": "invalid_request_error",
+            "param": None,
+            "code": "bad_request",
+        }
+        assert gatekeeper.judged == []
+        call.cancel()
 
 
 @pytest.mark.parametrize("messages", [0, 1, 2])

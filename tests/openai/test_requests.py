@@ -280,15 +280,19 @@ def test_lenient_reading_reaches_inside() -> None:
         (b'{"\xff":NaN}', "The request body is not valid JSON."),
         (b"\x28\xb5\x2f\xfd\x00", "The request body is not valid JSON."),
         (
-            b'{"messages":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+            b'{"messages":' + b"[" * 30_000 + b"]" * 30_000 + b"}",
             "The request body is not valid JSON.",
         ),
         (b"[]", "The request body must be a JSON object."),
         (b"null", "The request body must be a JSON object."),
         (b"NaN", "The request body must be a JSON object."),
         (
-            b'{"a":NaN,"b":"' + b"x" * 300_000 + b'"}',
+            b'{"a":NaN,"b":"' + b"x" * 65_536 + b'"}',
             "The request body is not strict JSON in UTF-8.",
+        ),
+        (
+            gzip.compress(b" " * 4_194_305),
+            "The request body decompresses to more than 4194304 bytes.",
         ),
         (b"\x1f\x8bnonsense", "The request body is not valid gzip."),
         (gzip.compress(b"{}")[:-4], "The request body is not one complete gzip member."),
@@ -299,6 +303,50 @@ def test_what_nobody_can_read(body: bytes, message: str) -> None:
     with pytest.raises(Unreadable) as caught:
         read(Endpoint.CHAT, body)
     assert (caught.value.message, caught.value.param) == (message, None)
+
+
+@pytest.mark.parametrize("more", [b"", b',"a":NaN'], ids=["strict", "lenient"])
+@pytest.mark.parametrize(
+    ("endpoint", "member"),
+    [
+        (Endpoint.CHAT, b"messages"),
+        (Endpoint.CHAT, b"stop"),
+        (Endpoint.CHAT, b"stream_options"),
+        (Endpoint.CHAT, b"tool_choice"),
+        (Endpoint.CHAT, b"unknown"),
+        (Endpoint.COMPLETIONS, b"prompt"),
+        (Endpoint.MESSAGES, b"thinking"),
+        (Endpoint.GENERATE, b"sampling_params"),
+    ],
+)
+def test_nesting_of_any_depth_is_read_and_written_or_refused(
+    endpoint: Endpoint, member: bytes, more: bytes
+) -> None:
+    """Around the interpreter's own limit too, where it depends on who calls the decoder."""
+    refused = 0
+    for depth in (10, *range(880, 1010), 20_000):
+        for opening, closing in ((b"[", b"]"), (b'{"type":', b"}")):
+            nested = opening * depth + b"1" + closing * depth
+            try:
+                call = read(endpoint, b'{"%s":%s%s}' % (member, nested, more))
+            except Unreadable:
+                refused += 1
+            else:
+                rewrite(call, max_output=512, priority=1, stop=("END",))
+    assert refused > 0
+
+
+def test_a_batch_of_texts_that_are_no_text_is_counted() -> None:
+    body = b'{"messages": [["\\ud800"], ["\\ud800"], ["a"]]}'
+    assert read(Endpoint.CHAT, body).choices == 4  # brackets: it errs upwards
+
+
+@pytest.mark.parametrize("best_of", [21, 2**62])
+def test_a_choice_that_no_engine_makes_is_not_promised(best_of: int) -> None:
+    with pytest.raises(Unreadable, match=r"^best_of must be at most 20\.$") as caught:
+        call(best_of=best_of)
+    assert caught.value.param == "best_of"
+    assert call(best_of=20).choices == 20
 
 
 def test_a_gzip_bomb(monkeypatch: pytest.MonkeyPatch) -> None:
