@@ -11,7 +11,7 @@ import yaml
 
 COMMENTS: dict[str, str] = {
     "early_header_mutation_extensions": (
-        "Clients must not steer Tidegate (x-tidegate-*) nor Envoy (x-envoy-*: timeouts, retries). "
+        "Clients must not steer Tidegate (x-tidegate-*) nor Envoy (x-envoy-*: timeouts, retries).\n"
         "The regular expression spares x-tidegate-ticket, which is signed."
     ),
     "request_timeout": "0s: no limit. A long answer is no fault; silence is, see the idle timeouts.",
