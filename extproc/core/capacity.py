@@ -178,6 +178,7 @@ class Pool:
         if state is not None:
             state.problem = problem
             self._changed(endpoint, freed=False)
+            self._survey_at = -math.inf
 
     def freshness(self, endpoint: str, now: float) -> Freshness:
         """Return how far the endpoint's reading can be trusted now."""
@@ -249,9 +250,9 @@ class Pool:
 
     def _suspect(self, state: Endpoint) -> None:
         """An exchange failed here: where scrapes fail too, the endpoint is down until one works."""
-        if state.problem is not None:
-            state.down = True
-            self._survey_at = -math.inf
+        state.suspect = True
+        self._changed(state.name, freed=False)
+        self._survey_at = -math.inf
 
     def _book(self, promise: Promise, state: Endpoint, generated: float, now: float) -> None:
         size = state.size(promise.demand)

@@ -128,7 +128,7 @@ class Endpoint:
         prefill_rate: prompt tokens that it reads per second, as learned.
         reading: the last one, or None; asked for at ``read_at``.
         problem: why the last scrape failed, or None where it did not.
-        down: an exchange failed here since the last scrape did.
+        suspect: an exchange failed here since it was last read.
         surplus: how many more sequences we thought it had than it said, when last read.
         scrapes: how often it was read.
     """
@@ -148,7 +148,7 @@ class Endpoint:
         self.reading: Reading | None = None
         self.read_at = -math.inf
         self.problem: str | None = None
-        self.down = False
+        self.suspect = False
         self.surplus = 0
         self.scrapes = 0
         self._timing = timing
@@ -167,6 +167,11 @@ class Endpoint:
         )
 
     # What it is.
+
+    @property
+    def down(self) -> bool:
+        """Whether exchanges and scrapes fail, whichever did so first."""
+        return self.suspect and self.problem is not None
 
     @property
     def capacity(self) -> float | None:
@@ -258,7 +263,7 @@ class Endpoint:
         if before is not None and reading.restarted_since(before):
             before, self._raw = None, None
         self.reading, self.read_at = reading, read_at
-        self.problem, self.down = None, False
+        self.problem, self.suspect = None, False
         self.scrapes += 1
         self._blocks = reading.blocks or self._blocks
         self._block_size = reading.block_size or self._block_size

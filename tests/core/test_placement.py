@@ -98,6 +98,19 @@ def test_an_error_of_a_readable_endpoint_does_not_make_it_down(
     assert not made.endpoints["a"].down
 
 
+def test_an_endpoint_is_down_whichever_failed_first(pool_of: PoolOf, scraped: Scraped) -> None:
+    made = pool_of("dead", "busy", pick=True)
+    read(made, scraped, {"dead": 0.0, "busy": 0.84})
+    made.reserve("x", CALL, "dead", 0.0)
+    held = made.release("x")
+    assert held is not None
+    made.learn(held, End(Outcome.ENGINE_ERROR))
+    assert where(made.place(CALL, 0.1)) == "dead"  # it can still be read
+
+    made.fail("dead", "connection refused")
+    assert why(made.place(CALL, 0.1)) == ("kv_demand", 0.15)
+
+
 def test_where_nothing_is_known_envoy_chooses(pool_of: PoolOf) -> None:
     made = pool_of("a", "b", pick=True)
     made.reserve("x", CALL, "a", 0.0)
