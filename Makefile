@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: run load test test-fast test-vllm bench lint format clean
+.PHONY: run load drill test test-fast test-vllm bench lint format clean
 
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -17,6 +17,9 @@ run: $(INSTALLED)  ## Envoy, Tidegate and two emulated engines; ARGS='--port 809
 
 load: $(INSTALLED)  ## beside `make run`: a mix of callers; ARGS='--url http://127.0.0.1:8090' to match it
 	$(BIN)/tidegate load $(ARGS)
+
+drill: $(INSTALLED)  ## peaks in virtual time against every controller; writes docs/drill.md
+	$(BIN)/tidegate drill --publish docs/drill.md $(ARGS)
 
 test: $(INSTALLED)  ## every test that needs no real vLLM
 	$(BIN)/python -m pytest

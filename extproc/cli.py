@@ -23,6 +23,7 @@ from extproc import __version__
 from extproc.config import Config, ConfigError, load
 from extproc.envoyconf.binary import EnvoyNotFoundError
 from extproc.envoyconf.errors import GenerationError
+from extproc.sim.drill.cli import drill
 from extproc.sim.emulator.cli import emulate
 from extproc.sim.loadgen import cli as load_cli
 from extproc.stand.children import ChildEndedError
@@ -98,6 +99,7 @@ def run_stand(
 
 
 app.command()(load_cli.load)
+app.command()(drill)
 
 
 @app.command()

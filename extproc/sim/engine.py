@@ -106,6 +106,7 @@ class Engine:
         self.preemptions_total = 0
         self.prompt_tokens_total = 0
         self.generation_tokens_total = 0
+        self.computed_tokens_total = 0  # all that went through the model, recomputed ones again
         self.prefix_queries_total = 0  # tokens looked up in the prefix cache
         self.prefix_hits_total = 0  # tokens found there
         self._pool = BlockPool(config.num_gpu_blocks - 1)
@@ -230,6 +231,7 @@ class Engine:
                 if sequence.tokens == sequence.target:
                     finished.append(sequence.id)
         self.generation_tokens_total += len(emitted)
+        self.computed_tokens_total += prefill_tokens + decoding
         if finished:
             for request_id in finished:
                 self._release(self._sequences.pop(request_id))
