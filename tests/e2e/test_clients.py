@@ -239,7 +239,8 @@ async def test_the_fallback_can_be_recognised(stand: Any, oai: Any, claude: Any)
     assert raw.headers["retry-after"] == "15"
     reply = raw.parse()
     assert reply.id.startswith("chatcmpl-promo-shedded-")
-    assert reply.model_extra == {"tidegate": {"reason": "kv_watermark"}}
+    ticket = raw.headers["x-tidegate-ticket"]
+    assert reply.model_extra == {"tidegate": {"reason": "kv_watermark", "ticket": ticket}}
     message = await claude("marketing").messages.create(model="qwen", messages=HELLO, max_tokens=4)
     assert message.id.startswith("msg_promo_shedded_")
 
