@@ -9,7 +9,7 @@ Rules this module keeps:
 * What is not an inference call passes untouched and is not counted.
 * A model that no pool names is decided by the default pool, because that is where Envoy's default
   route sends it: leaving the model out, or inventing one, is no way around the gates.
-* A refused call leaves nothing behind.
+* A refused call leaves nothing behind, nor does one that a fault of ours ends.
 """
 
 from __future__ import annotations
@@ -117,25 +117,29 @@ class Admission:
             parts=call.prompt_parts if call else None,
         )
         verdict = self._controller.decide(candidate, pool, now)
-        if verdict.action is Action.ADMIT:
-            judgement = self._forward(candidate, verdict, pool, call)
-        else:
-            judgement = self._answer(candidate, verdict, endpoint, call, defect, request)
-        self._observer.decided(
-            Decided(
-                id=candidate.id,
-                request_id=request.request_id,
-                pool=pool,
-                endpoint=endpoint.value,
-                tenant=classification.tenant,
-                service_class=classification.service_class.name,
-                task=classification.task,
-                prompt_tokens=candidate.prompt_tokens,
-                max_output=classification.max_output,
-                verdict=verdict,
-                seconds=self._clock() - now,
+        try:
+            if verdict.action is Action.ADMIT:
+                judgement = self._forward(candidate, verdict, pool, call)
+            else:
+                judgement = self._answer(candidate, verdict, endpoint, call, defect, request)
+            self._observer.decided(
+                Decided(
+                    id=candidate.id,
+                    request_id=request.request_id,
+                    pool=pool,
+                    endpoint=endpoint.value,
+                    tenant=classification.tenant,
+                    service_class=classification.service_class.name,
+                    task=classification.task,
+                    prompt_tokens=candidate.prompt_tokens,
+                    max_output=classification.max_output,
+                    verdict=verdict,
+                    seconds=self._clock() - now,
+                )
             )
-        )
+        except BaseException:
+            self._controller.release(candidate.id, pool)
+            raise
         return judgement
 
     def release(self, hold: tuple[str, str]) -> None:

@@ -419,3 +419,17 @@ def test_of_a_body_that_nobody_could_read_the_class_limit_is_promised() -> None:
 
     (held,) = at.pool.promises()
     assert (held.demand.max_output, held.demand.choices, held.demand.parts) == (512, 1, None)
+
+
+def test_a_fault_of_ours_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = house()
+    at.fill(1.0)
+
+    def fail(record: Decided) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(at.recorder, "decided", fail)
+    with pytest.raises(RuntimeError):
+        at.judge(CHAT, x_tenant_id="brief")
+
+    assert at.pool.in_flight == 0
