@@ -32,6 +32,7 @@ from extproc.config.values import (
     Ratio,
     Seconds,
     Size,
+    TenantName,
     UrlPath,
 )
 from extproc.core.reasons import REASONS, Reason, ReplyKind
@@ -87,7 +88,7 @@ class Identity(_Model):
     """Who is calling: the first source that answers wins."""
 
     sources: tuple[Source, ...] = ()
-    default_tenant: str = "anonymous"
+    default_tenant: TenantName = "anonymous"
 
 
 class Watermark(_Model):
@@ -389,7 +390,7 @@ class Config(_Model):
     classes: dict[ClassName, ClassConfig] = Field(
         default_factory=lambda: dict(DEFAULT_CLASSES), min_length=1
     )
-    tenants: dict[str, TenantConfig] = {}
+    tenants: dict[TenantName, TenantConfig] = {}
     tasks: dict[str, TaskConfig] = {}
     pools: dict[PoolName, PoolConfig] = {}
     requests: Requests = Requests()

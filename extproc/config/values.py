@@ -9,6 +9,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
+from extproc.core.classes import LONGEST_TENANT
+
 _DURATION = re.compile(r"(?P<value>[0-9]{1,12}(?:\.[0-9]{1,12})?)(?P<unit>ms|s|m|h)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _SIZE = re.compile(r"(?P<value>[0-9]{1,12})(?P<unit>KiB|MiB|GiB)?")
@@ -98,6 +100,7 @@ def _relative_to_file(path: Path, info: ValidationInfo) -> Path:
 
 ClassName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 """It is told in a header and in metrics."""
+TenantName = Annotated[str, Field(min_length=1, max_length=LONGEST_TENANT)]
 PoolName = Annotated[str, Field(pattern=r"^[!-~]{1,256}$")]
 """A model's name, or ``*``; it is told in a header and names a cluster."""
 FilePath = Annotated[Path, AfterValidator(_relative_to_file)]

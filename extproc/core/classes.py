@@ -13,6 +13,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+LONGEST_TENANT = 256
+"""Characters of a tenant's name."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServiceClass:

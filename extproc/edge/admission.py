@@ -10,7 +10,7 @@ Rules this module keeps:
 * What is not an inference call passes untouched and is not counted.
 * A model that no pool names is decided by the default pool, because that is where Envoy's default
   route sends it: leaving the model out, or inventing one, is no way around the gates.
-* A refused call leaves nothing behind but its ticket.
+* A refused call leaves nothing behind but its ticket, and one that a fault of ours ends nothing.
 * The replies to calls that have waited are made where they are written, not in `pump`: one that
   fails takes no other along, and many at once do not hold up the loop.
 """
@@ -166,28 +166,18 @@ class Admission:
 
     def _conclude(self, case: Case, verdict: Verdict, began: float) -> Judgement:
         """Make the judgement and report the verdict; ``began`` is when this stretch of work did."""
-        if verdict.action is Action.ADMIT:
-            judgement = self._responder.forward(case, verdict)
-        else:
-            judgement = self._responder.answer(case, verdict, self._ticket(case, verdict))
-        candidate = case.candidate
-        classification = candidate.classification
-        self._observer.decided(
-            Decided(
-                id=candidate.id,
-                request_id=case.request_id,
-                pool=case.pool,
-                endpoint=case.endpoint.value,
-                tenant=classification.tenant,
-                service_class=classification.service_class.name,
-                task=classification.task,
-                prompt_tokens=candidate.prompt_tokens,
-                max_output=classification.max_output,
-                verdict=verdict,
-                seconds=case.seconds + self._clock() - began,
-            )
-        )
+        try:
+            judgement = self._made(case, verdict)
+            self._observer.decided(_record(case, verdict, case.seconds + self._clock() - began))
+        except BaseException:
+            self._controller.release(case.candidate.id, case.pool)
+            raise
         return judgement
+
+    def _made(self, case: Case, verdict: Verdict) -> Judgement:
+        if verdict.action is Action.ADMIT:
+            return self._responder.forward(case, verdict)
+        return self._responder.answer(case, verdict, self._ticket(case, verdict))
 
     def _read(self, endpoint: Endpoint, request: Request) -> tuple[Call | None, Unreadable | None]:
         if len(request.body) > self._max_body:
@@ -228,6 +218,24 @@ class Admission:
             arrived=wall - (self._clock() - since),
             now=wall,
         )
+
+
+def _record(case: Case, verdict: Verdict, seconds: float) -> Decided:
+    candidate = case.candidate
+    classification = candidate.classification
+    return Decided(
+        id=candidate.id,
+        request_id=case.request_id,
+        pool=case.pool,
+        endpoint=case.endpoint.value,
+        tenant=classification.tenant,
+        service_class=classification.service_class.name,
+        task=classification.task,
+        prompt_tokens=candidate.prompt_tokens,
+        max_output=classification.max_output,
+        verdict=verdict,
+        seconds=seconds,
+    )
 
 
 def _subject(call: Call, classification: Classification) -> Subject:

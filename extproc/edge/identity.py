@@ -8,6 +8,7 @@ Rules this module keeps:
 * Envoy joins a doubled header with a comma. Several names where one belongs are an ambiguous
   claim, whoever added them.
 * A key is hashed at once and never kept.
+* A name that is too long for any tenant names nobody: names are kept, and callers make them up.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from extproc.core.classes import Claim
+from extproc.core.classes import LONGEST_TENANT, Claim
 
 NOBODY = Claim(None)
 _BLANKS = " \t"
@@ -107,5 +108,6 @@ def identify(sources: Sequence[IdentitySource], request: RequestView) -> Claim:
     for source in sources:
         claim = source(request)
         if claim is not None:
-            return claim
+            named = len(claim.tenant or "") <= LONGEST_TENANT
+            return claim if named else Claim(None, trusted=claim.trusted)
     return NOBODY

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+_LONGEST = 1024
+"""Characters of the header that are looked at: refusing must stay cheap, whatever is sent."""
+
 
 @dataclass(frozen=True, slots=True)
 class Wording:
@@ -34,7 +37,7 @@ class Wording:
         if preferred in self.messages:
             return str(preferred)
         best, weight = self.default, 0.0
-        for item in accept_language.split(","):
+        for item in accept_language[:_LONGEST].split(","):
             tag, _, parameters = item.partition(";")
             language = tag.strip().lower().partition("-")[0]
             quality = _quality(parameters)

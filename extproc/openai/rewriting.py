@@ -121,7 +121,10 @@ def _changed(body: bytes, members: Members, changes: Mapping[str, object], lenie
         return _changed_leniently(body, changes)
     if not any(getattr(members, name) for name in changes) or _crowded(body, members):
         return _appended(body, changes)
-    tree = _decode_object(body)
+    try:
+        tree = _decode_object(body)
+    except msgspec.DecodeError:  # A name is not UTF-8: the engine will refuse it.
+        return _appended(body, changes)
     for name, value in changes.items():
         if value is _REMOVED:
             del tree[name]

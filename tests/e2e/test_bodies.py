@@ -203,3 +203,12 @@ async def test_another_spelling_of_a_path_is_no_way_around(stand: Any, path: str
 
     assert b"x-tidegate-verdict: shed" in answer
     assert await stand.received() == []
+
+
+async def test_a_name_that_is_no_text_leaves_nothing_in_flight(stand: Any) -> None:
+    reply = await stand.post(b'{"priority": 1, "\xff": 1, "messages": []}', x_tenant_id="marketing")
+
+    assert reply.status_code == 400
+    assert reply.headers["x-tidegate-verdict"] == "admit", "the engine has refused it"
+    assert await stand.envoy("http.tidegate.ext_proc.tidegate.failure_mode_allowed") == 0
+    await stand.settled()

@@ -440,3 +440,17 @@ def test_the_books_follow_the_engine_that_answers() -> None:
     held = at.pool.promise("id1")
     assert held is not None
     assert held.endpoint == "10.0.0.2:8000"
+
+
+def test_a_fault_of_ours_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = house()
+    at.fill(1.0)
+
+    def fail(record: Decided) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(at.recorder, "decided", fail)
+    with pytest.raises(RuntimeError):
+        at.judge(CHAT, x_tenant_id="brief")
+
+    assert at.pool.in_flight == 0

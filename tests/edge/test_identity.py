@@ -91,3 +91,13 @@ def test_the_first_source_that_answers_wins() -> None:
     assert identify(sources[2:], view) == Claim("pay")
     assert identify((), view) == NOBODY
     assert identify(sources, View()) == NOBODY
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_a_name_too_long_for_a_tenant_names_nobody(trusted: bool) -> None:
+    sources = (FromHeader("x-tenant-id", trusted=trusted), FromHeader("x-other", trusted=True))
+    long, longest = "a" * 257, "a" * 256
+
+    found = identify(sources, View({"x-tenant-id": long, "x-other": "pay"}))
+    assert found == Claim(None, trusted=trusted)
+    assert identify(sources, View({"x-tenant-id": longest})) == Claim(longest, trusted=trusted)

@@ -22,6 +22,8 @@ WORDING = Wording({"zh": "稍后", "en": "later"}, "zh", "load_shedding_fallback
         ("en;level=1", "en"),
         ("fr,*", "zh"),
         (",;,", "zh"),
+        ("," * 1022 + "en", "en"),
+        ("," * 60_000 + "en", "zh"),
     ],
 )
 def test_the_callers_best_language_that_we_have(accept_language: str, expected: str) -> None:

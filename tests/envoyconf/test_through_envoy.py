@@ -101,7 +101,8 @@ async def test_a_call_without_body_is_seen_first_at_its_response(world: World) -
     async with envoy.client.get(f"{envoy.url}/v1/models") as response:
         assert response.status == 200
     assert envoy.processor.kinds == ["response_headers"]
-    assert not envoy.processor.requests[0].attributes
+    (attributes,) = envoy.processor.requests[0].attributes.values()
+    assert list(attributes.fields) == ["upstream.address"]
 
 
 async def test_header_mutations_in_the_reply_to_a_body_are_dropped(world: World) -> None:

@@ -205,3 +205,14 @@ def test_a_crowded_object_is_not_taken_apart() -> None:
 def test_a_leniently_read_body_is_written_anew() -> None:
     body = '{"max_tokens":999,"priority":-9,"top_p":NaN,"user":"\\ud800"}'
     assert rewritten(CHAT, body) == '{"max_tokens": 512, "top_p": NaN, "user": "\\ud800"}'
+
+
+def test_names_that_are_no_text_are_left_to_the_engine_to_refuse() -> None:
+    body = b'{"priority":1,"\xff":2}'
+    assert rewrite(read(CHAT, body), max_output=512, priority=3) == (
+        b'{"priority":1,"\xff":2,"max_tokens":512,"priority":3}'
+    )
+    inside = b'{"sampling_params":{"max_tokens":900,"\xff":2}}'
+    assert rewrite(read(Endpoint.GENERATE, inside), max_output=512) == (
+        b'{"sampling_params":{"max_tokens":900,"\xff":2,"max_tokens":512}}'
+    )
