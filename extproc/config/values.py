@@ -40,7 +40,10 @@ def _parse_address(value: str) -> str:
         return value
     host, colon, port = value.rpartition(":")
     if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ValueError("write host:port, or unix:///absolute/path where a socket is accepted")
+        raise ValueError(
+            "write host:port, the port from 1 to 65535, or unix:///absolute/path where a socket is "
+            "accepted"
+        )
     return value
 
 

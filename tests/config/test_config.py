@@ -52,8 +52,17 @@ def test_durations_and_sizes_are_written_as_people_do() -> None:
             "listen:\n  http: 127.0.0.1\n",
             [
                 (
-                    "line 2: listen.http = '127.0.0.1': write host:port, or unix:///absolute/path where "
-                    "a socket is accepted"
+                    "line 2: listen.http = '127.0.0.1': write host:port, the port from 1 to 65535, "
+                    "or unix:///absolute/path where a socket is accepted"
+                )
+            ],
+        ),
+        (
+            "listen:\n  http: 127.0.0.1:0\n",
+            [
+                (
+                    "line 2: listen.http = '127.0.0.1:0': write host:port, the port from 1 to 65535, "
+                    "or unix:///absolute/path where a socket is accepted"
                 )
             ],
         ),
@@ -134,8 +143,8 @@ def test_durations_and_sizes_are_written_as_people_do() -> None:
             "pools: {m: {endpoints: {static: ['a']}}}\n",
             [
                 (
-                    "line 1: pools.m.endpoints.static.0 = 'a': write host:port, "
-                    "or unix:///absolute/path where a socket is accepted"
+                    "line 1: pools.m.endpoints.static.0 = 'a': write host:port, the port from 1 to "
+                    "65535, or unix:///absolute/path where a socket is accepted"
                 )
             ],
         ),
