@@ -19,14 +19,14 @@ import uvloop
 from rich.console import Console
 
 from extproc import __version__
-from extproc.config import Config, ConfigError, load
+from extproc.config import Config, ConfigError, load, load_keys
 from extproc.envoyconf.binary import EnvoyNotFoundError
 from extproc.envoyconf.errors import GenerationError
 from extproc.sim.emulator.cli import emulate
 from extproc.sim.loadgen import cli as load_cli
 from extproc.stand.children import ChildEndedError
 from extproc.stand.plan import make_plan
-from extproc.stand.up import NotReadyError, up
+from extproc.stand.up import EngineUnknownError, NotReadyError, up
 from extproc.telemetry import logs
 
 app = typer.Typer(
@@ -82,6 +82,7 @@ def run_stand(
     directory = Path(tempfile.mkdtemp(prefix="tidegate-"))
     try:
         plan = make_plan(directory, port=port, engines=engines, config=config)
+        load_keys(plan.config)  # a file that is not there is told before anything runs
     except ConfigError as error:
         raise _bad_configuration(error) from error
     except OSError as error:
@@ -89,7 +90,7 @@ def run_stand(
         raise typer.Exit(CANNOT_RUN) from error
     try:
         _run_until_stopped(up(plan, Console()))
-    except* (ChildEndedError, NotReadyError, EnvoyNotFoundError) as group:
+    except* (ChildEndedError, NotReadyError, EngineUnknownError, EnvoyNotFoundError) as group:
         raise _cannot_run(group) from group
 
 

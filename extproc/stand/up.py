@@ -31,6 +31,13 @@ class NotReadyError(RuntimeError):
     """A process of the stand did not come up in time."""
 
 
+class EngineUnknownError(RuntimeError):
+    """An engine that was named does not tell which model it serves."""
+
+    def __init__(self, engine: str, reason: str) -> None:
+        super().__init__(f"the engine {engine} does not name its model at /v1/models: {reason}")
+
+
 @asynccontextmanager
 async def running(plan: Plan) -> AsyncIterator[tuple[Child, ...]]:
     """Run the whole stand; inside the block all of it is up.
@@ -92,6 +99,7 @@ async def up(plan: Plan, console: Console) -> None:
     Raises:
         ExceptionGroup: of `ChildEndedError`, when a process ended by itself.
         ChildEndedError, NotReadyError, EnvoyNotFoundError: the stand could not start.
+        EngineUnknownError: no vLLM server answers where the first engine should be.
     """
     async with running(plan) as children, aiohttp.ClientSession() as session:
         model = await _model(session, plan.engines[0])
@@ -103,8 +111,20 @@ async def up(plan: Plan, console: Console) -> None:
 
 
 async def _model(session: aiohttp.ClientSession, engine: str) -> str:
-    async with session.get(f"http://{engine}/v1/models") as response:
-        return str((await response.json())["data"][0]["id"])
+    try:
+        async with (
+            asyncio.timeout(START_SECONDS),
+            session.get(f"http://{engine}/v1/models", raise_for_status=True) as response,
+        ):
+            return str((await response.json())["data"][0]["id"])
+    except TimeoutError as error:
+        raise EngineUnknownError(engine, f"no answer in {START_SECONDS:g} s") from error
+    except aiohttp.ClientResponseError as error:
+        raise EngineUnknownError(engine, f"{error.status} {error.message}") from error
+    except aiohttp.ClientError as error:
+        raise EngineUnknownError(engine, str(error)) from error
+    except (ValueError, LookupError, TypeError) as error:
+        raise EngineUnknownError(engine, "the answer is no list of models") from error
 
 
 async def _show(session: aiohttp.ClientSession, plan: Plan, console: Console) -> None:

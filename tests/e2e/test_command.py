@@ -258,6 +258,18 @@ class TestUp:
         assert (done.returncode, done.stdout) == (2, "")
         assert "line 7: lisen: there is no such key" in done.stderr
 
+    async def test_a_missing_key_file_starts_nothing(self, tmp_path: Path) -> None:
+        file = tmp_path / "tidegate.yaml"
+        file.write_text("identity: {sources: [{api_key: {file: keys.yaml}}]}\n", encoding="utf-8")
+        done = await asyncio.to_thread(tidegate, "up", "--port", "0", "--config", str(file))
+        assert (done.returncode, done.stdout) == (2, "")
+        assert f"{tmp_path / 'keys.yaml'} cannot be used" in done.stderr
+
+    async def test_an_engine_that_does_not_answer_is_named(self) -> None:
+        done = await asyncio.to_thread(tidegate, "up", "--port", "0", "--engine", "127.0.0.1:1")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.startswith("the engine 127.0.0.1:1 does not name its model")
+
     async def test_a_process_that_dies_ends_it_all(self) -> None:
         async with running("up", "--port", "0") as process:
             await line_with(process, "clients")
