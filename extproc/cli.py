@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import signal
 import sys
 import tempfile
@@ -91,7 +92,8 @@ def run_stand(
     try:
         _run_until_stopped(up(plan, Console()))
     except* (ChildEndedError, NotReadyError, EngineUnknownError, EnvoyNotFoundError) as group:
-        raise _cannot_run(group) from group
+        raise _cannot_run(group) from group  # the files stay: they say why
+    shutil.rmtree(directory)
 
 
 app.command()(load_cli.load)

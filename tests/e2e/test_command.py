@@ -230,6 +230,8 @@ class TestUp:
         async with running("up", "--port", "0") as process:
             url = (await line_with(process, "clients")).split()[1]
             metrics = (await line_with(process, "metrics")).split()[1]
+            directory = Path((await line_with(process, "files")).split()[1])
+            assert (directory / "envoy.yaml").is_file()
             children = psutil.Process(process.pid).children(recursive=True)
             names = {" ".join(child.cmdline()) for child in children}
             assert len(children) == 4, names
@@ -245,6 +247,7 @@ class TestUp:
                 assert await process.wait() == 0
         _, alive = psutil.wait_procs(children, timeout=1)
         assert alive == []
+        assert not (directory / "envoy.yaml").exists()
 
     async def test_a_taken_port_starts_nothing(self, taken: int) -> None:
         done = await asyncio.to_thread(tidegate, "up", "--port", str(taken))
