@@ -20,7 +20,7 @@ import uvloop
 from rich.console import Console
 
 from extproc import __version__
-from extproc.config import Config, ConfigError, load
+from extproc.config import Config, ConfigError, load, load_keys
 from extproc.envoyconf.binary import EnvoyNotFoundError
 from extproc.envoyconf.errors import GenerationError
 from extproc.sim.drill.cli import drill
@@ -86,6 +86,7 @@ def run_stand(
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         try:
             plan = make_plan(directory, port=port, engines=engines, config=config)
+            load_keys(plan.config)  # a file that is not there is told before anything runs
         except ConfigError as error:
             raise _bad_configuration(error) from error
         except OSError as error:

@@ -43,7 +43,10 @@ def _parse_address(value: str) -> str:
         return value
     match = _ADDRESS.fullmatch(value)
     if match is None or not 0 < int(match["port"]) < 65536:
-        raise ValueError("write host:port, or unix:///absolute/path where a socket is accepted")
+        raise ValueError(
+            "write host:port, the port from 1 to 65535, or unix:///absolute/path where a socket is "
+            "accepted"
+        )
     return value
 
 

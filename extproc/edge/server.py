@@ -22,7 +22,8 @@ class CannotListenError(RuntimeError):
 
     def __init__(self, address: str, key: str) -> None:
         super().__init__(
-            f"cannot listen on {address}: it is taken, or not of this machine; change {key}"
+            f"cannot listen on {address}: it is taken, not of this machine, or in a folder that is "
+            f"not there; change {key}"
         )
 
 

@@ -6,7 +6,8 @@ Rules this module keeps:
   points that it slept through, they are not made up for.
 * Whatever an endpoint does (hangs, drips, never ends, redirects, answers nonsense) is over after
   the timeout and becomes one ``failed``. Nothing that it does can raise out of here.
-* So does a fault of our own, ours or the listener's: the next scrape is a new attempt.
+* A fault of Tidegate's own, the listener's included, becomes one too: the next scrape is a new
+  attempt.
 * The log has a line when an endpoint becomes unreadable, with the trace where that is our fault,
   and one when it is readable again; not more.
 """

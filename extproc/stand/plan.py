@@ -104,8 +104,12 @@ def make_plan(
         "http": f"127.0.0.1:{free_port()}",
         "control": f"127.0.0.1:{free_port()}",
     }
-    settings["envoy"] = {**settings.get("envoy", {}), "listener": envoy}
-    settings["envoy"]["admin"] = f"127.0.0.1:{free_port()}"
+    settings["envoy"] = {
+        **settings.get("envoy", {}),
+        "listener": envoy,
+        "processor": None,  # where `listen` says: no other host's Tidegate
+        "admin": f"127.0.0.1:{free_port()}",
+    }
     policy = "priority" if emulated else "fcfs"
     defaults = {"max_concurrency": 32 * len(endpoints), "scheduling_policy": policy}
     first: dict[str, Any] = next(iter(settings.get("pools", {}).values()), {})

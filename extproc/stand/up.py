@@ -91,7 +91,8 @@ async def up(plan: Plan, console: Console) -> None:
 
     Raises:
         ExceptionGroup: of `ChildEndedError`, when a process ended by itself.
-        ChildEndedError, NotReadyError, EnvoyNotFoundError: the stand could not start.
+        ChildEndedError, NotReadyError, EnvoyNotFoundError: the stand could not start, or no vLLM
+            server answers where the first engine should be.
     """
     async with running(plan) as children, aiohttp.ClientSession() as session:
         model = await _model(session, plan.engines[0])
@@ -141,24 +142,40 @@ def _invitation(plan: Plan, model: str) -> str:
         load += ["--tenant-header", header]
     return f"""\
 Tidegate is up.
-  clients   {url}   (Envoy; OpenAI and Anthropic endpoints under /v1)
+  clients   {url}   (OpenAI and Anthropic endpoints, /v1/…)
   engines   {", ".join(f"http://{each}" for each in plan.engines)}{" (emulated)" if plan.emulated else ""}
   metrics   {plan.metrics_url}
   envoy     http://{plan.config.envoy.admin}
   files     {plan.directory}
 
-Try it (tenants: {tenants or "none of their own"}):
+Tenants: {tenants or "none of their own"}. In a shell:
 
-  curl {url}/v1/chat/completions -H 'content-type: application/json' -H '{header}: {tenant}' \\
-    -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "hello"}}], "max_tokens": 32}}'
+curl {url}/v1/chat/completions \\
+  -H 'content-type: application/json' -H '{header}: {tenant}' \\
+  -d '{{"model": "{model}", "max_tokens": 32,
+       "messages": [{{"role": "user", "content": "hello"}}]}}'
 
-  from openai import OpenAI
-  client = OpenAI(base_url="{url}/v1", api_key="none", default_headers={{"{header}": "{tenant}"}})
-  print(client.chat.completions.create(model="{model}", messages=[{{"role": "user", "content": "hello"}}]))
+in Python, with `pip install openai`:
+
+from openai import OpenAI
+client = OpenAI(base_url="{url}/v1", api_key="none",
+                default_headers={{"{header}": "{tenant}"}})
+print(client.chat.completions.create(
+    model="{model}",
+    messages=[{{"role": "user", "content": "hello"}}]))
+
+or with `pip install anthropic` (its base_url has no /v1):
+
+from anthropic import Anthropic
+client = Anthropic(base_url="{url}", api_key="none",
+                   default_headers={{"{header}": "{tenant}"}})
+print(client.messages.create(
+    model="{model}", max_tokens=32,
+    messages=[{{"role": "user", "content": "hello"}}]))
 
 Make a peak in a second terminal:
 
-  {shlex.join(load)}
+{shlex.join(load)}
 
 Ctrl-C stops it all.
 """

@@ -31,7 +31,9 @@ def test_an_empty_file_is_the_default_configuration() -> None:
     assert config.pools == {}
 
 
-ADDRESS = "write host:port, or unix:///absolute/path where a socket is accepted"
+ADDRESS = (
+    "write host:port, the port from 1 to 65535, or unix:///absolute/path where a socket is accepted"
+)
 
 
 @pytest.mark.parametrize(
@@ -111,8 +113,17 @@ def test_durations_and_sizes_are_written_as_people_do() -> None:
             "listen:\n  http: 127.0.0.1\n",
             [
                 (
-                    "line 2: listen.http = '127.0.0.1': write host:port, or unix:///absolute/path where "
-                    "a socket is accepted"
+                    "line 2: listen.http = '127.0.0.1': write host:port, the port from 1 to 65535, "
+                    "or unix:///absolute/path where a socket is accepted"
+                )
+            ],
+        ),
+        (
+            "listen:\n  http: 127.0.0.1:0\n",
+            [
+                (
+                    "line 2: listen.http = '127.0.0.1:0': write host:port, the port from 1 to 65535, "
+                    "or unix:///absolute/path where a socket is accepted"
                 )
             ],
         ),
@@ -193,8 +204,8 @@ def test_durations_and_sizes_are_written_as_people_do() -> None:
             "pools: {m: {endpoints: {static: ['a']}}}\n",
             [
                 (
-                    "line 1: pools.m.endpoints.static.0 = 'a': write host:port, "
-                    "or unix:///absolute/path where a socket is accepted"
+                    "line 1: pools.m.endpoints.static.0 = 'a': write host:port, the port from 1 to "
+                    "65535, or unix:///absolute/path where a socket is accepted"
                 )
             ],
         ),

@@ -4,8 +4,8 @@ reads as an answer, and nothing is sent twice."""
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import Any
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, TypeVar
 
 import anthropic
 import openai
@@ -21,6 +21,7 @@ MESSAGE = (
 )
 HELLO: Any = [{"role": "user", "content": "hello"}]
 SCHEMA: Any = {"type": "object", "properties": {"a": {"type": "string"}}}
+AnyClient = TypeVar("AnyClient", openai.AsyncOpenAI, anthropic.AsyncAnthropic)
 TOOL: Any = {"type": "function", "function": {"name": "pay", "parameters": SCHEMA}}
 
 
@@ -35,34 +36,31 @@ def anthropic_client(url: str, tenant: str) -> anthropic.AsyncAnthropic:
     return anthropic.AsyncAnthropic(base_url=url, api_key="none", default_headers=headers)
 
 
+@asynccontextmanager
+async def making(
+    stand: Any, new: Callable[[str, str], AnyClient]
+) -> AsyncIterator[Callable[..., AnyClient]]:
+    """Make clients until the block ends: with a tenant through Envoy, else straight to an engine."""
+    async with AsyncExitStack() as stack:
+
+        def make(tenant: str | None = None) -> AnyClient:
+            client = new(stand.engines[0].url if tenant is None else stand.url, tenant or "")
+            stack.push_async_callback(client.close)
+            return client
+
+        yield make
+
+
 @pytest_asyncio.fixture(loop_scope="module")
 async def oai(stand: Any) -> AsyncIterator[Callable[..., openai.AsyncOpenAI]]:
-    """Make OpenAI clients: ``oai(tenant)`` through Envoy, ``oai()`` straight to an engine."""
-    clients: list[openai.AsyncOpenAI] = []
-
-    def make(tenant: str | None = None) -> openai.AsyncOpenAI:
-        url = stand.engines[0].url if tenant is None else stand.url
-        clients.append(openai_client(url, tenant or ""))
-        return clients[-1]
-
-    yield make
-    for each in clients:
-        await each.close()
+    async with making(stand, openai_client) as make:
+        yield make
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def claude(stand: Any) -> AsyncIterator[Callable[..., anthropic.AsyncAnthropic]]:
-    """Make Anthropic clients: ``claude(tenant)`` through Envoy, ``claude()`` to an engine."""
-    clients: list[anthropic.AsyncAnthropic] = []
-
-    def make(tenant: str | None = None) -> anthropic.AsyncAnthropic:
-        url = stand.engines[0].url if tenant is None else stand.url
-        clients.append(anthropic_client(url, tenant or ""))
-        return clients[-1]
-
-    yield make
-    for each in clients:
-        await each.close()
+    async with making(stand, anthropic_client) as make:
+        yield make
 
 
 @asynccontextmanager

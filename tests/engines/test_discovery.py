@@ -95,7 +95,10 @@ async def test_a_file(text: str, tmp_path: Path) -> None:
         (b"[7]", "endpoints[0]: Input should be a valid string"),
         (
             b"[a:1, b]",
-            "endpoints[1]: write host:port, or unix:///absolute/path where a socket is accepted",
+            (
+                "endpoints[1]: write host:port, the port from 1 to 65535, or unix:///absolute/path "
+                "where a socket is accepted"
+            ),
         ),
         (b"[a:1, a:1]", "endpoints: an endpoint is listed twice"),
         (b"[a:1", "neither YAML nor JSON: while parsing a flow sequence"),

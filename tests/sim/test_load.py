@@ -22,7 +22,6 @@ from extproc.sim.loadgen.load import (
     Latencies,
     Load,
     Traffic,
-    constant,
     kind_of,
     poisson,
 )
@@ -65,10 +64,6 @@ class SilentClient(ScriptedClient):
 
 def one(name: str = "pay", weight: float = 1.0) -> Traffic:
     return Traffic(name, lambda _: b"{}", (("x-tenant-id", name),), weight)
-
-
-def test_constant_schedule() -> None:
-    assert list(constant(rate=4, seconds=1.25)) == [0.0, 0.25, 0.5, 0.75, 1.0]
 
 
 def test_poisson_schedule_has_the_rate_and_random_gaps() -> None:

@@ -19,3 +19,12 @@ def test_key_files_are_found_beside_the_configuration_of_the_user(tmp_path: Path
     plan = make_plan(stand, port=0, engines=("127.0.0.1:1",), config=config)
     served = parse(plan.text, file=stand / "tidegate.yaml")
     assert load_keys(served) == {DIGEST: "pay"}
+
+
+def test_envoy_asks_the_tidegate_of_the_stand_wherever_the_users_one_is(tmp_path: Path) -> None:
+    config = tmp_path / "tidegate.yaml"
+    config.write_text("envoy: {processor: 'tidegate:9002', failure_mode: closed}\n")
+    plan = make_plan(tmp_path, port=0, engines=("127.0.0.1:1",), config=config)
+    assert plan.config.listen.processor == f"unix://{tmp_path}/processor.sock"
+    assert plan.config.envoy.processor is None
+    assert plan.config.envoy.failure_mode == "closed"

@@ -33,15 +33,19 @@ def load(
     url: Annotated[str, typer.Option(metavar="URL", help="the gateway, as Envoy listens")] = (
         "http://127.0.0.1:8080"
     ),
-    rate: Annotated[float, typer.Option(min=0.01, help="requests per second, all together")] = 20,
+    rate: Annotated[
+        float, typer.Option(metavar="RATE", min=0.01, help="requests per second, all together")
+    ] = 20,
     mix: Annotated[
         str, typer.Option(metavar="TENANT=SHARE,…", help="who is calling, and how often")
     ] = "pay=20,service=30,marketing=50",
-    duration: Annotated[float, typer.Option(min=0, help="seconds")] = 30,
+    duration: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="how long")] = 30,
     model: Annotated[str, typer.Option(help="the model that is asked for")] = "qwen-72b-instruct",
     max_tokens: Annotated[int, typer.Option(min=1, help="longest answer that is asked for")] = 256,
     prompt_words: Annotated[int, typer.Option(min=1, help="length of a prompt")] = 200,
-    stream: Annotated[bool, typer.Option(help="ask for streamed answers")] = True,
+    no_stream: Annotated[
+        bool, typer.Option("--no-stream", help="ask for whole answers, not for streams")
+    ] = False,
     tenant_header: Annotated[str, typer.Option(help="the header that names the tenant")] = (
         "x-tenant-id"
     ),
@@ -50,7 +54,8 @@ def load(
         typer.Option(metavar="TENANT=KEY", help="send this bearer key, not the header"),
     ] = None,
     patience: Annotated[
-        float, typer.Option(min=0, help="seconds to wait for answers after the last request")
+        float,
+        typer.Option(metavar="SECONDS", min=0, help="wait for answers after the last request"),
     ] = 30,
     seed: Annotated[int, typer.Option(help="same seed, same requests at the same times")] = 1,
 ) -> None:
@@ -60,7 +65,7 @@ def load(
     Latencies count from the time a request was due. Ctrl-C ends it early.
     """
     keys = _pairs(key or [], "--key")
-    body = _chat(model, max_tokens, prompt_words, stream=stream)
+    body = _chat(model, max_tokens, prompt_words, stream=not no_stream)
     traffics = [
         Traffic(
             name=tenant,

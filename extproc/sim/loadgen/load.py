@@ -130,11 +130,6 @@ class Tally:
         self.total[kind].add(answer.end - due)
 
 
-def constant(rate: float, seconds: float) -> Iterator[float]:
-    """Yield evenly spaced times, in seconds from the start."""
-    return (number / rate for number in range(round(rate * seconds)))
-
-
 def poisson(rate: float, seconds: float, rng: Random) -> Iterator[float]:
     """Yield the times of independent callers, in seconds from the start: exponential gaps."""
     gaps = (rng.expovariate(rate) for _ in itertools.count())
@@ -160,7 +155,7 @@ class Load:
         """Send a request at each of these times (seconds from now, ascending), open loop.
 
         Args:
-            arrivals: when; see `constant` and `poisson`.
+            arrivals: when; see `poisson`.
             patience: seconds after the last request until what is unanswered counts as an error.
         """
         clock = self._client.clock
