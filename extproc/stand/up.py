@@ -19,7 +19,6 @@ import aiohttp
 from rich.console import Console
 
 from extproc.envoyconf.binary import find_envoy
-from extproc.envoyconf.bootstrap import bootstrap
 from extproc.stand.children import Child, child
 from extproc.stand.plan import Plan, tidegate
 from extproc.stand.tally import read_tally
@@ -41,6 +40,8 @@ async def running(plan: Plan) -> AsyncIterator[tuple[Child, ...]]:
     """
     envoy = find_envoy()
     (plan.directory / "tidegate.yaml").write_text(plan.text, encoding="utf-8")
+    from extproc.envoyconf.bootstrap import bootstrap  # 20 MiB that `tidegate serve` has no use for
+
     (plan.directory / "envoy.yaml").write_text(bootstrap(plan.config), encoding="utf-8")
     envoy_command = [str(envoy), "-c", str(plan.directory / "envoy.yaml"), "--log-level", "warning"]
     envoy_command.append("--disable-hot-restart")  # else two stands fight for one socket
