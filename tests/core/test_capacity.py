@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from extproc.core.capacity import Demand, Freshness, Pool, PoolLimits, Reading
 from extproc.core.classes import ServiceClass
+from extproc.core.outcomes import End, Outcome
 
 P0 = ServiceClass("P0", 0, strict=True, close=0.03, open=0.05)
 P1 = ServiceClass("P1", 1, close=0.08, open=0.12)
@@ -234,3 +235,17 @@ def test_a_closed_class_closes_all_under_it_and_free_stays_a_ratio(
         assert load.free is None or -1e-9 <= load.free <= 1 + 1e-9
         assert 1.0 <= load.tightening <= 2.0
         assert math.isfinite(load.tightening)
+
+
+def test_an_exchange_outlives_its_endpoint_and_is_still_learned_from() -> None:
+    made = pool("a")
+    made.reserve("x", Demand(P1, prompt=10, max_output=100), "a", 0.0)
+    made.leave("a", 1.0)
+    assert made.in_flight == 1
+
+    held = made.release("x")
+
+    assert held is not None
+    made.learn(held, End(Outcome.COMPLETED, 10, 40, 2.0))
+    assert made.in_flight == 0
+    assert repr(made.lengths) == "<Lengths: 11 ends, 2 histories>"
