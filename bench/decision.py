@@ -14,8 +14,10 @@ from collections.abc import Sequence
 
 from extproc.core.capacity import Pool, PoolLimits, Reading
 from extproc.core.classes import Classification, ServiceClass
-from extproc.core.controller import Action, Candidate, Controller, RequestLimits
+from extproc.core.controller import Action, Candidate, Controller, Line, RequestLimits
 from extproc.core.outcomes import End, Outcome
+from extproc.core.queue import Queue, QueueLimits
+from extproc.core.tickets import Tickets
 
 CLASSES = (
     ServiceClass("P0", 0, strict=True, close=0.03, open=0.05),
@@ -43,7 +45,8 @@ def run(*, pick: bool, room: float, endpoints: int = ENDPOINTS, seed: int = 1) -
     tokens = round(IN_FLIGHT * room / endpoints)
     limits = PoolLimits(10 * IN_FLIGHT, stale_after=1e9, unknown_after=2e9, pick=pick)
     pool = Pool("qwen", limits, CLASSES)
-    controller = Controller({"qwen": pool}, (RequestLimits(1 << 20),))
+    line = Line(Queue(QueueLimits(2048, 64 << 20), CLASSES), Tickets(b"key", window=60.0), 0.05)
+    controller = Controller({"qwen": pool}, (RequestLimits(1 << 20),), {"qwen": line})
     names = [f"10.0.0.{number}:8000" for number in range(endpoints)]
     for name in names:
         pool.join(name)
