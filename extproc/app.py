@@ -24,7 +24,7 @@ from aiohttp import web
 from grpc import aio
 from grpc_health.v1 import health_pb2
 
-from extproc.config import Config, PoolConfig, load_keys, load_ticket_key
+from extproc.config import Config, PoolConfig, load_keys, load_ticket_key, service_classes
 from extproc.core.capacity import Pool, PoolLimits
 from extproc.core.classes import Catalog, ServiceClass, Task, Tenant
 from extproc.core.controller import Controller, Line, RequestLimits
@@ -232,25 +232,7 @@ def _id_source(rng: random.Random) -> Callable[[], str]:
 
 
 def _catalog(config: Config) -> Catalog:
-    classes = {
-        name: ServiceClass(
-            name=name,
-            rank=rank,
-            strict=each.strict,
-            close=each.free_watermark.close,
-            open=each.free_watermark.open,
-            concurrency=each.concurrency,
-            max_output=each.max_tokens,
-            max_prompt=each.max_prompt_tokens,
-            engine_priority=each.engine_priority,
-            prefill_cap=each.prefill_cap,
-            prefill_wait=each.prefill_wait,
-            evictable=each.evictable,
-            weight=each.weight,
-            max_wait=each.max_wait,
-        )
-        for rank, (name, each) in enumerate(config.classes.items())
-    }
+    classes = {each.name: each for each in service_classes(config)}
     tenants = {
         name: Tenant(name, classes[each.class_], each.finish_reason, each.language)
         for name, each in config.tenants.items()

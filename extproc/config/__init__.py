@@ -1,5 +1,6 @@
 """The typed configuration: what users write in ``tidegate.yaml``."""
 
+from extproc.config.classes import service_classes
 from extproc.config.endpoints_file import EndpointsError, parse_endpoints
 from extproc.config.load import ConfigError, Problem, load, load_keys, load_ticket_key, parse
 from extproc.config.model import Config, Endpoints, PoolConfig, Scrape
@@ -17,4 +18,5 @@ __all__ = [
     "load_ticket_key",
     "parse",
     "parse_endpoints",
+    "service_classes",
 ]

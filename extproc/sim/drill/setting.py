@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from extproc.config import Config
+from extproc.config import Config, service_classes
 from extproc.core.classes import ServiceClass
 from extproc.sim.drill.workload import Audience
 from extproc.sim.engine_config import EngineConfig
@@ -79,25 +79,7 @@ class Setting:
 
     def classes(self) -> tuple[ServiceClass, ...]:
         """The classes, highest first."""
-        return tuple(
-            ServiceClass(
-                name=name,
-                rank=rank,
-                strict=each.strict,
-                close=each.free_watermark.close,
-                open=each.free_watermark.open,
-                concurrency=each.concurrency,
-                max_output=each.max_tokens,
-                max_prompt=each.max_prompt_tokens,
-                engine_priority=each.engine_priority,
-                weight=each.weight,
-                max_wait=each.max_wait,
-                prefill_cap=each.prefill_cap,
-                prefill_wait=each.prefill_wait,
-                evictable=each.evictable,
-            )
-            for rank, (name, each) in enumerate(self.config.classes.items())
-        )
+        return service_classes(self.config)
 
     def audiences(self, noisy: float = 1.0) -> tuple[Audience, ...]:
         """Who calls; the first tenant of the second class calls ``noisy`` times as often as another."""
