@@ -117,7 +117,6 @@ class Pool:
         self._survey_at = math.inf
         self._dirty = False
         self._freed = False
-        self._placed: tuple[Demand, float, float, Placement | Shortage] | None = None
 
     def __repr__(self) -> str:
         closed = [each.name for each in self.classes if self._watermarks.closed(each)]
@@ -278,26 +277,14 @@ class Pool:
     # Where a call fits.
 
     def place(self, demand: Demand, now: float, spare: float = 0.0) -> Placement | Shortage:
-        """Return where a call fits, or why it does not. Nothing is reserved.
+        """Return where a call fits, or why it does not.
+
+        Nothing is reserved; but where there is no room, the classes under this one are closed.
 
         A strict class fits as long as there is room at all. Others must leave their watermark free,
         find few enough prompts before them, and few enough exchanges in flight. ``spare`` is the
         share of the pool, 0..1, that they must leave free besides.
         """
-        if self._placed is None or self._placed[:3] != (demand, now, spare):
-            self._placed = demand, now, spare, self._place(demand, now, spare)
-        return self._placed[3]
-
-    def output(self, demand: Demand) -> float:
-        """Return how many tokens a call will probably generate, all choices together."""
-        return demand.choices * self._predict(demand, 0.0)
-
-    def squeeze(self, demand: Demand, now: float) -> Placement:
-        """Return where a call fits best, though it may fit nowhere: the engine's queue takes it."""
-        found = self._fit(demand, NO_MARK, now) if self.endpoints else None
-        return found if isinstance(found, Placement) else Placement(None, False, None)
-
-    def _place(self, demand: Demand, now: float, spare: float) -> Placement | Shortage:
         if not self.endpoints:
             return Shortage(Reason.NO_ENDPOINT)
         self._refresh(now)
@@ -312,6 +299,15 @@ class Pool:
         if self.in_flight >= limit:
             return Shortage(Reason.CONCURRENCY, limit, self.in_flight)
         return self._fit(demand, self._watermarks.required(service_class) + spare, now)
+
+    def output(self, demand: Demand) -> float:
+        """Return how many tokens a call will probably generate, all choices together."""
+        return demand.choices * self._predict(demand, 0.0)
+
+    def squeeze(self, demand: Demand, now: float) -> Placement:
+        """Return where a call fits best, though it may fit nowhere: the engine's queue takes it."""
+        found = self._fit(demand, NO_MARK, now) if self.endpoints else None
+        return found if isinstance(found, Placement) else Placement(None, False, None)
 
     def _fit(self, demand: Demand, mark: float, now: float) -> Placement | Shortage:
         self._refresh(now)
@@ -355,7 +351,6 @@ class Pool:
     def _changed(self, endpoint: str, *, freed: bool) -> None:
         """Note that an endpoint's books changed, and whether there may be more room now."""
         self._usable.pop(endpoint, None)
-        self._placed = None
         self._dirty = True
         self._freed = self._freed or freed
 

@@ -119,7 +119,7 @@ class Call:
     background: bool
     """The engine answers at once and generates afterwards (responses only)."""
     gzipped: bool
-    """The client sent gzip. A rewritten body is not gzip: then drop ``content-encoding``."""
+    """The client sent gzip. A rewritten body is not: it has to become so again."""
     body: bytes = field(repr=False)
     """What was read: decompressed, without byte order mark."""
     lenient: bool = field(repr=False)
