@@ -1,0 +1,1 @@
+"""Plans, holds and what becomes of them: who may still spend how much."""
