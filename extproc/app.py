@@ -37,6 +37,7 @@ from extproc.core.tickets import Tickets
 from extproc.edge import server
 from extproc.edge.access_log import AccessLog
 from extproc.edge.admission import Admission
+from extproc.edge.endings import Endings
 from extproc.edge.identity import FromApiKey, FromHeader, FromMetadata, IdentitySource
 from extproc.edge.processor import Processor
 from extproc.edge.pump import Pump
@@ -121,6 +122,7 @@ class Tidegate:
     processor: Processor
     admission: Admission
     pump: Pump
+    endings: Endings
     access_log: AccessLog
     fleet: Fleet
 
@@ -142,6 +144,7 @@ def build(config: Config) -> Tidegate:
     metrics.registry.register(LineCollector(lines, catalog.classes))
     controller = Controller(pools, (RequestLimits(config.requests.max_body),), lines)
     pump = Pump(clock)
+    endings = Endings(Ends(controller, metrics).ended, clock)
     admission = Admission(
         catalog=catalog,
         controller=controller,
@@ -152,6 +155,7 @@ def build(config: Config) -> Tidegate:
         max_body=config.requests.max_body,
         pass_unreadable=config.requests.unreadable == "pass",
         observer=metrics,
+        endings=endings,
         new_id=_id_source(rng),
         clock=clock,
         wall_clock=time.time,
@@ -165,7 +169,8 @@ def build(config: Config) -> Tidegate:
         processor=Processor(admission),
         admission=admission,
         pump=pump,
-        access_log=AccessLog(Ends(controller, metrics).ended),
+        endings=endings,
+        access_log=AccessLog(endings.logged),
         fleet=Fleet(config.pools, books, clock=clock, rng=rng),
     )
 
@@ -185,6 +190,7 @@ async def serve(tidegate: Tidegate, stop: asyncio.Event, started: Callable[[], N
     async with _http(application, listen.http), asyncio.TaskGroup() as tasks:
         scraping = tasks.create_task(tidegate.fleet.run())
         pumping = tasks.create_task(tidegate.pump.run(tidegate.admission.pump))
+        telling = tasks.create_task(tidegate.endings.run())
         await grpc_server.start()
         await health.set("", health_pb2.HealthCheckResponse.SERVING)
         gc.collect()
@@ -196,8 +202,10 @@ async def serve(tidegate: Tidegate, stop: asyncio.Event, started: Callable[[], N
             await health.enter_graceful_shutdown()
             log.info("draining", extra={"streams": tidegate.processor.streams})
             await _drain(tidegate.processor, grpc_server)
+            tidegate.endings.flush()
             scraping.cancel()
             pumping.cancel()
+            telling.cancel()
 
 
 async def _drain(processor: Processor, grpc_server: aio.Server) -> None:

@@ -14,6 +14,8 @@ class Outcome(StrEnum):
     ENGINE_ERROR = "engine_error"
     ENGINE_REJECTED = "engine_rejected"
     TIMEOUT = "timeout"
+    EVICTED = "evicted"
+    """Cut, or turned away after all, to make room for a higher class."""
 
 
 @dataclass(frozen=True, slots=True)

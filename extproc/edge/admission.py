@@ -26,6 +26,7 @@ from extproc.core.controller import Action, Candidate, Controller, Verdict
 from extproc.core.reasons import ReplyRules
 from extproc.core.records import Decided, Observer, WaitEnd
 from extproc.core.tickets import Subject, fingerprint
+from extproc.edge.endings import Endings
 from extproc.edge.exchange import Judgement, Request, Resolution
 from extproc.edge.identity import IdentitySource, identify
 from extproc.edge.messages import Forward
@@ -56,6 +57,7 @@ class Admission:
         max_body: int,
         pass_unreadable: bool,
         observer: Observer,
+        endings: Endings,
         new_id: Callable[[], str],
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
@@ -71,6 +73,7 @@ class Admission:
         self._max_body = max_body
         self._pass_unreadable = pass_unreadable
         self._observer = observer
+        self._endings = endings
         self._new_id = new_id
         self._clock = clock
         self._wall_clock = wall_clock
@@ -132,6 +135,7 @@ class Admission:
         left = self._waiting.pop(ident, None)
         if left is None:
             self._controller.release(ident, pool)
+            self._endings.released(ident)
             self.capacity_changed()
             return
         now = self._clock()
@@ -168,7 +172,10 @@ class Admission:
         """Make the judgement and report the verdict; ``began`` is when this stretch of work did."""
         try:
             judgement = self._made(case, verdict)
-            self._observer.decided(_record(case, verdict, case.seconds + self._clock() - began))
+            record = _record(case, verdict, case.seconds + self._clock() - began)
+            self._observer.decided(record)
+            if verdict.action is Action.ADMIT:
+                self._endings.admitted(record)
         except BaseException:
             self._controller.release(case.candidate.id, case.pool)
             raise

@@ -105,7 +105,7 @@ class TestClientLeaves:
         await assert_ended(stand, client_gone=1)
 
     async def test_many_at_once_at_any_moment(self, stand_with: Any) -> None:
-        """Who leaves before Envoy has our verdict has no end in its log: only the books count."""
+        """Who leaves before Envoy has our verdict has no end in its log: it is told all the same."""
         stand = await stand_with()
 
         async def come_and_go(number: int) -> None:
@@ -122,7 +122,7 @@ class TestClientLeaves:
 
         await asyncio.gather(*(come_and_go(number) for number in range(150)))
         await stand.until_envoy("http.tidegate.downstream_rq_active", lambda active: active == 0)
-        await stand.idle()
+        await stand.settled()
 
 
 class TestEngineFails:

@@ -15,6 +15,7 @@ from extproc.core.controller import Action, Controller, RequestLimits
 from extproc.core.reasons import Reason, ReplyKind, ReplyOverride, ReplyRules
 from extproc.core.records import Decided, Ended, WaitEnd
 from extproc.edge.admission import Admission
+from extproc.edge.endings import Endings
 from extproc.edge.exchange import Judgement, Request, Resolution
 from extproc.edge.identity import FromHeader
 from extproc.edge.messages import Answer, Forward
@@ -54,6 +55,8 @@ class House:
     admission: Admission
     pool: Pool
     recorder: Recorder
+    endings: Endings
+    ended: list[Ended]
 
     def fill(self, free: float) -> None:
         read = Reading(1 - free, 1000, 16, running=0, waiting=0, preemptions=0)
@@ -80,6 +83,8 @@ def house(
     for pool in made.values():
         pool.join("e")
     recorder = Recorder()
+    ended: list[Ended] = []
+    endings = Endings(ended.append, lambda: 0.0)
     ticks = iter(range(1_000_000))
     ids = iter(range(1, 1_000_000))
     admission = Admission(
@@ -104,12 +109,15 @@ def house(
         max_body=1000,
         pass_unreadable=pass_unreadable,
         observer=recorder,
+        endings=endings,
         new_id=lambda: f"id{next(ids)}",
         clock=lambda: next(ticks) * 0.001,
         wall_clock=lambda: 1796075036.9,
         bell=lambda: None,
     )
-    return House(admission, next(iter(made.values()), Pool("", limits, ())), recorder)
+    return House(
+        admission, next(iter(made.values()), Pool("", limits, ())), recorder, endings, ended
+    )
 
 
 CHAT = {"model": "qwen", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5000}
@@ -454,3 +462,17 @@ def test_a_fault_of_ours_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         at.judge(CHAT, x_tenant_id="brief")
 
     assert at.pool.in_flight == 0
+
+
+def test_only_what_was_admitted_is_told_to_end() -> None:
+    at = house()
+    admitted = at.judge(CHAT, x_tenant_id="pay")
+    at.fill(0.0)
+    shed = at.judge(CHAT)
+    assert isinstance(shed.reply, Answer)
+    assert admitted.hold is not None
+
+    at.admission.release(admitted.hold)
+    at.endings.flush()
+
+    assert [(each.id, each.service_class) for each in at.ended] == [("id1", "P0")]

@@ -17,6 +17,7 @@ from extproc.core.reasons import ReplyRules
 from extproc.core.records import Decided, Ended, WaitEnd
 from extproc.core.tickets import TicketEvent, Tickets
 from extproc.edge.admission import Admission
+from extproc.edge.endings import Endings
 from extproc.edge.exchange import Judgement, Request, Resolution
 from extproc.edge.identity import FromHeader
 from extproc.edge.messages import Answer, Forward
@@ -46,6 +47,7 @@ class House:
     records: list[Decided] = field(default_factory=list)
     waits: list[tuple[str, WaitEnd, float]] = field(default_factory=list)
     ready: dict[str, Resolution] = field(default_factory=dict)
+    told: list[Ended] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         classes = (P1, P2)
@@ -57,6 +59,7 @@ class House:
         self.tickets = Tickets(b"a key for the tests", window=60.0)
         line = Line(self.queue, self.tickets, self.reserve)
         self.controller = Controller({"qwen": self.pool}, (RequestLimits(1 << 20),), {"qwen": line})
+        self.endings = Endings(self.told.append, lambda: self.now)
         ids = iter(range(1, 1000))
         self.admission = Admission(
             catalog=Catalog(
@@ -75,6 +78,7 @@ class House:
             max_body=1 << 20,
             pass_unreadable=True,
             observer=self,
+            endings=self.endings,
             new_id=lambda: f"x{next(ids)}",
             clock=lambda: self.now,
             wall_clock=lambda: self.wall,

@@ -209,6 +209,25 @@ async def test_only_admitted_exchanges_are_logged(world: World) -> None:
     assert dict(metadata["tidegate.usage"].items()) == {"prompt_tokens": 7, "completion_tokens": 3}
 
 
+async def test_who_leaves_before_the_verdict_leaves_no_entry(world: World) -> None:
+    """The log is filtered by the metadata of a verdict that Envoy has not read."""
+    envoy = await world()
+    asked = asyncio.Event()
+
+    def silent(request: Any) -> None:
+        asked.set()
+
+    envoy.processor.reply = silent
+    call = asyncio.create_task(envoy.post(CHAT, BODY))
+    await asyncio.wait_for(asked.wait(), 5)
+    call.cancel()
+    envoy.processor.on_body(admit)
+    await envoy.post(CHAT, LONGER)
+    entry = await envoy.processor.next_log()
+    assert entry.request.request_body_bytes == len(LONGER)
+    assert envoy.processor.logged.empty()
+
+
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_a_body_over_the_limit_is_413(world: World, chunked: bool) -> None:
     envoy = await world("requests: {max_body: 64KiB}")

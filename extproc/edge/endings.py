@@ -1,0 +1,111 @@
+"""Every admitted exchange ends with exactly one record, whoever tells of the end.
+
+Rules this module keeps:
+
+* Envoy's access log tells most: how it ended, and what was used. It filters by the metadata of our
+  verdict, so a client that leaves before Envoy has read the verdict leaves no entry. What is still
+  untold `GRACE` seconds after its ext_proc stream ended is therefore told as `client_gone`.
+* What was told is not told again: not by an entry that comes late, nor by one that Envoy sends anew.
+* An entry of an exchange that this process never saw, as after a restart, is told as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from extproc.core.outcomes import Outcome
+from extproc.core.records import Decided, Ended
+
+GRACE = 2.0
+"""Seconds that an access-log entry may come after the end of its exchange's stream; it takes
+milliseconds, and longer only where this process is starved of CPU."""
+REMEMBERED = 4096
+"""Ends that are remembered at least, so that they are told once."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """An admitted exchange whose end is not told yet."""
+
+    tenant: str
+    service_class: str
+    pool: str
+    since: float
+
+
+class Endings:
+    """Waits for the end of each admitted exchange, and tells it once."""
+
+    def __init__(
+        self, tell: Callable[[Ended], None], clock: Callable[[], float], *, grace: float = GRACE
+    ) -> None:
+        self._tell = tell
+        self._clock = clock
+        self._grace = grace
+        self._open: dict[str, _Open] = {}
+        self._released: deque[tuple[float, str]] = deque()
+        self._told: set[str] = set()
+        self._told_before: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"<Endings: {len(self._open)} open>"
+
+    def admitted(self, record: Decided) -> None:
+        """Expect the end of an exchange that was just let in."""
+        self._open[record.id] = _Open(
+            record.tenant, record.service_class, record.pool, self._clock()
+        )
+
+    def released(self, exchange: str) -> None:
+        """Hear that an exchange's stream is over; harmless where nothing is expected of it."""
+        if exchange in self._open:
+            self._released.append((self._clock(), exchange))
+
+    def logged(self, record: Ended) -> None:
+        """Hear from the access log how an exchange ended."""
+        self._open.pop(record.id, None)
+        self._tell_once(record)
+
+    async def run(self) -> None:
+        """Tell what the access log does not, until cancelled."""
+        while True:
+            await asyncio.sleep(self._grace / 4)
+            self.sweep()
+
+    def sweep(self) -> None:
+        """Tell the ends that the access log has had its time for."""
+        now = self._clock()
+        while self._released and self._released[0][0] + self._grace <= now:
+            self._give_up(*self._released.popleft())
+
+    def flush(self) -> None:
+        """Tell all ends that are due, without waiting any longer: nothing more will be logged."""
+        while self._released:
+            self._give_up(*self._released.popleft())
+
+    def _give_up(self, ended: float, exchange: str) -> None:
+        left = self._open.pop(exchange, None)
+        if left is not None:
+            self._tell_once(
+                Ended(
+                    id=exchange,
+                    tenant=left.tenant,
+                    service_class=left.service_class,
+                    pool=left.pool,
+                    outcome=Outcome.CLIENT_GONE,
+                    prompt_tokens=None,
+                    completion_tokens=None,
+                    seconds=ended - left.since,
+                )
+            )
+
+    def _tell_once(self, record: Ended) -> None:
+        if record.id in self._told or record.id in self._told_before:
+            return
+        if len(self._told) >= REMEMBERED:
+            self._told_before, self._told = self._told, set()
+        self._told.add(record.id)
+        self._tell(record)

@@ -1,0 +1,172 @@
+"""One record for each admitted exchange, whoever tells of its end, and in whatever order."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.core.capacity import Load
+from extproc.core.controller import Action, Verdict
+from extproc.core.outcomes import Outcome
+from extproc.core.reasons import Reason
+from extproc.core.records import Decided, Ended
+from extproc.edge import endings
+from extproc.edge.endings import Endings
+
+VERDICT = Verdict(Action.ADMIT, Reason.ADMITTED, Load(None, 1.0, in_flight=0, endpoints=1))
+
+
+def decided(ident: str) -> Decided:
+    return Decided(ident, "r1", "qwen", "chat", "pay", "P0", "order", 12, 512, VERDICT, 0.001)
+
+
+def logged(ident: str) -> Ended:
+    return Ended(ident, "pay", "P0", "qwen", Outcome.COMPLETED, 12, 34, 1.5)
+
+
+def gone(ident: str, seconds: float) -> Ended:
+    return Ended(ident, "pay", "P0", "qwen", Outcome.CLIENT_GONE, None, None, seconds)
+
+
+@dataclass
+class Desk:
+    """Endings, the clock and what was told."""
+
+    now: float = 100.0
+    told: list[Ended] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.endings = Endings(self.told.append, lambda: self.now, grace=2.0)
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.endings.sweep()
+
+
+def test_the_access_log_tells_the_end_before_or_after_the_streams() -> None:
+    at = Desk()
+    at.endings.admitted(decided("x1"))
+    at.endings.admitted(decided("x2"))
+    assert repr(at.endings) == "<Endings: 2 open>"
+
+    at.endings.logged(logged("x1"))
+    at.endings.released("x1")
+    at.endings.released("x2")
+    at.endings.logged(logged("x2"))
+    at.wait(60)
+
+    assert at.told == [logged("x1"), logged("x2")]
+    assert repr(at.endings) == "<Endings: 0 open>"
+
+
+def test_who_leaves_no_entry_is_gone_after_a_grace_and_told_once() -> None:
+    at = Desk()
+    at.endings.admitted(decided("x1"))
+    at.now += 0.25
+    at.endings.released("x1")
+
+    at.wait(1.9)
+    assert at.told == []
+    at.wait(0.1)
+    assert at.told == [gone("x1", 0.25)]
+
+    at.endings.logged(logged("x1"))
+    at.endings.released("x1")
+    at.wait(60)
+    assert at.told == [gone("x1", 0.25)]
+
+
+def test_an_exchange_that_goes_on_is_waited_for() -> None:
+    at = Desk()
+    at.endings.admitted(decided("x1"))
+
+    at.wait(3600)
+
+    assert at.told == []
+
+
+def test_what_was_never_admitted_has_no_end() -> None:
+    at = Desk()
+
+    at.endings.released("shed")
+    at.wait(60)
+
+    assert at.told == []
+
+
+def test_an_entry_of_an_earlier_process_is_told_and_a_repeated_one_is_not() -> None:
+    at = Desk()
+
+    at.endings.logged(logged("earlier"))
+    at.endings.logged(logged("earlier"))
+
+    assert at.told == [logged("earlier")]
+
+
+def test_at_the_end_of_the_process_nothing_is_left_untold() -> None:
+    at = Desk()
+    at.endings.admitted(decided("x1"))
+    at.endings.released("x1")
+
+    at.endings.flush()
+
+    assert at.told == [gone("x1", 0.0)]
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    at = Desk()
+    for number in range(3 * endings.REMEMBERED):
+        at.endings.logged(logged(f"x{number}"))
+
+    told = len(at.told)
+    at.endings.logged(logged(f"x{2 * endings.REMEMBERED}"))
+    assert len(at.told) == told == 3 * endings.REMEMBERED
+    at.endings.logged(logged("x0"))
+    assert len(at.told) == told + 1, "long ago"
+
+
+async def test_it_runs_until_cancelled() -> None:
+    told: list[Ended] = []
+    first = asyncio.Event()
+
+    def tell(record: Ended) -> None:
+        told.append(record)
+        first.set()
+
+    running = Endings(tell, asyncio.get_running_loop().time, grace=0.004)
+    running.admitted(decided("x1"))
+    task = asyncio.create_task(running.run())
+    running.released("x1")
+
+    await asyncio.wait_for(first.wait(), 5)
+    task.cancel()
+    await asyncio.wait([task])
+
+    assert [(each.id, each.outcome) for each in told] == [("x1", Outcome.CLIENT_GONE)]
+    assert task.cancelled()
+
+
+STEPS = st.tuples(st.sampled_from(["released", "logged", "wait"]), st.sampled_from(["a", "b"]))
+
+
+@given(st.lists(STEPS, max_size=20))
+def test_any_order_tells_each_end_once(steps: list[tuple[str, str]]) -> None:
+    at = Desk()
+    for ident in ("a", "b"):
+        at.endings.admitted(decided(ident))
+    for step, ident in steps:
+        match step:
+            case "released":
+                at.endings.released(ident)
+            case "logged":
+                at.endings.logged(logged(ident))
+            case _:
+                at.wait(1.0)
+        assert len({each.id for each in at.told}) == len(at.told)
+    for ident in ("a", "b"):
+        at.endings.released(ident)
+    at.endings.flush()
+    assert sorted(each.id for each in at.told) == ["a", "b"]
