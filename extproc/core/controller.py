@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
 from extproc.core.capacity import Load, Placement, Pool, Shortage
 from extproc.core.classes import Classification
+from extproc.core.eviction import Evictor
 from extproc.core.fair_line import Waiting
 from extproc.core.outcomes import End
 from extproc.core.promises import Demand, Promise
@@ -192,6 +193,11 @@ class Controller:
         self.lines = dict(lines or {})
         self._gates = tuple(gates)
         self._ended: OrderedDict[str, Promise] = OrderedDict()
+        self._evictors = {
+            name: Evictor(pool)
+            for name, pool in self.pools.items()
+            if any(each.evictable for each in pool.classes)
+        }
 
     def decide(self, call: Candidate, pool_name: str, now: float) -> Verdict:
         """Decide about a call.
@@ -238,6 +244,28 @@ class Controller:
             Decision(line.calls.pop(each.call.id), _conclude(each, load), each.waited)
             for each in line.queue.pump(now, place)
         ]
+
+    def evictions(
+        self, pool_name: str, now: float, cuttable: Container[str] | None = None
+    ) -> tuple[str, ...]:
+        """Return the exchanges to cut now so that strict calls have room; see `eviction`.
+
+        To be called after `pump`, and after scrapes. Each exchange is named once. Who cuts it
+        says `release` as soon as its stream ends, and `settle` with `Outcome.EVICTED`; one that
+        ends otherwise meanwhile does no harm.
+
+        Args:
+            pool_name: the pool.
+            now: the clock's time.
+            cuttable: exchanges that can be ended well at this moment; None: all.
+        """
+        evictor = self._evictors.get(pool_name)
+        if evictor is None:
+            return ()
+        line = self.lines.get(pool_name)
+        waiting = None if line is None else line.queue.strict_head(now)
+        wanted = None if line is None or waiting is None else line.calls[waiting.id].demand
+        return evictor.decide(now, wanted=wanted, cuttable=cuttable)
 
     def next_deadline(self) -> float:
         """Return when `pump` has to be called at the latest; infinite where nobody waits."""

@@ -2,6 +2,9 @@
 
 Rules this module keeps:
 
+* Cuts are made where a strict call waits for room, and where the engines are about to run out of
+  blocks: under the mark of the highest class that has one, with more promised than fits. Under that
+  mark alone nothing is cut: the room there is what strict calls are meant to take.
 * Only evictable classes are cut, the lowest first; of a class the exchange that has generated least,
   of equals the newest: least is lost, and least was promised to its client.
 * At most `MOST` in one decision, from one endpoint; then nothing is cut until their blocks came
@@ -46,20 +49,23 @@ class Evictor:
         return f"<Evictor of {self._pool.name}: waits for {sorted(self._cuts)}>"
 
     def decide(
-        self, now: float, *, wanted: Demand | None = None, spared: Container[str] = ()
+        self,
+        now: float,
+        *,
+        wanted: Demand | None = None,
+        cuttable: Container[str] | None = None,
     ) -> tuple[str, ...]:
         """Return the exchanges to cut now, if any.
 
         Args:
             now: the clock's time.
-            wanted: a call of a strict class that found no place, or None. Without one, exchanges
-                are cut only where less is free than the highest class that is not strict must find.
-            spared: exchanges that cannot be cut well.
+            wanted: a call of a strict class that found no place, or None.
+            cuttable: exchanges that can be ended well at this moment; None: all.
         """
         self._settle()
-        if self._cuts or not (wanted is not None or self._starved(now)):
+        if self._cuts or not (wanted is not None or self._overflowing(now)):
             return ()
-        victims = self._victims(now, spared)
+        victims = self._victims(now, cuttable)
         if not victims:
             return ()
         chosen = [each for each in victims if each.endpoint == victims[0].endpoint][:MOST]
@@ -83,21 +89,22 @@ class Evictor:
             if back or state.scrapes >= cut.since + PATIENCE:
                 del self._cuts[exchange]
 
-    def _starved(self, now: float) -> bool:
+    def _overflowing(self, now: float) -> bool:
+        """Say whether the engines are about to preempt, which costs more than a cut."""
         load = self._pool.load(now)
         marks = [each.close for each in self._pool.classes if not each.strict]
-        if load.predicted is None or not marks:
+        if load.free is None or load.predicted is None or not marks:
             return False
-        return load.predicted < marks[0] * load.tightening
+        return load.free < marks[0] * load.tightening and load.predicted < 0.0
 
-    def _victims(self, now: float, spared: Container[str]) -> list[Promise]:
+    def _victims(self, now: float, cuttable: Container[str] | None) -> list[Promise]:
         """Return what may be cut, the first first. What no endpoint is known to have is not."""
         found = [
             each
             for each in self._pool.promises()
             if each.demand.service_class.evictable
             and each.endpoint in self._pool.endpoints
-            and each.exchange not in spared
+            and (cuttable is None or each.exchange in cuttable)
         ]
         found.sort(
             key=lambda each: (

@@ -132,6 +132,13 @@ class Queue:
         """Return when `pump` has something to shed; infinite where nothing waits."""
         return -math.inf if self._displaced else min(lane.deadline() for lane in self._lanes)
 
+    def strict_head(self, now: float) -> Waiting | None:
+        """Return the strict call whose turn it is; None where none waits."""
+        for lane in self._lanes:
+            if lane.service_class.strict and lane.places:
+                return next(lane.in_turn(0, now)).call
+        return None
+
     def predicted_wait(self, service_class: ServiceClass, tenant: str, now: float) -> float:
         """Return how many seconds a call that comes now would wait."""
         lane = self._lanes[service_class.rank]

@@ -32,6 +32,7 @@ class Reason(StrEnum):
     QUEUE_FULL = "queue_full"
     QUEUE_DEADLINE = "queue_deadline"
     PREDICTED_WAIT = "predicted_wait"
+    EVICTED = "evicted"
 
 
 class ReplyKind(StrEnum):
@@ -155,6 +156,12 @@ REASONS: Mapping[Reason, Entry] = MappingProxyType(
             _fallback(),
             "The wait would be longer than this class may wait.",
             "预计排队时间超过该等级的上限。",
+        ),
+        Reason.EVICTED: Entry(
+            "after admission",
+            _fallback(),
+            "The call was cut while it was served, so that a higher class had room.",
+            "请求在生成过程中被中断，以便为更高等级腾出容量。",
         ),
     }
 )

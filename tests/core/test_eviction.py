@@ -89,18 +89,24 @@ def test_while_nothing_is_read_nothing_more_is_cut(pool_of: PoolOf, scraped: Scr
     assert repr(evictor) == "<Evictor of qwen: waits for []>"
 
 
-def test_under_the_mark_of_p1_p2_is_cut_though_nobody_asks(
+def test_under_the_mark_of_p1_p2_is_cut_where_more_is_promised_than_fits(
     pool_of: PoolOf, scraped: Scraped
 ) -> None:
     assert Evictor(busy(pool_of, scraped, 0.93)).decide(0.1) == ("x5", "x4")
+    assert Evictor(busy(pool_of, scraped, 0.91)).decide(0.1) == ()
+
+    settled = pool_of("a", pick=True)
+    settled.reserve("x", Demand(P2, "", 14_800, 100), "a", 0.0)
+    read(settled, scraped, 0.0, 0.93)
+    assert Evictor(settled).decide(0.1) == ()
 
 
-def test_what_cannot_be_cut_well_is_spared(pool_of: PoolOf, scraped: Scraped) -> None:
+def test_what_cannot_be_ended_well_is_not_cut(pool_of: PoolOf, scraped: Scraped) -> None:
     evictor = Evictor(busy(pool_of, scraped))
 
-    assert evictor.decide(0.1, wanted=PAY, spared={"x5", "x3"}) == ("x4", "x2")
+    assert evictor.decide(0.1, wanted=PAY, cuttable={"x0", "x2", "x4"}) == ("x4", "x2")
     evictor = Evictor(busy(pool_of, scraped))
-    assert evictor.decide(0.1, wanted=PAY, spared={f"x{n}" for n in range(9)}) == ()
+    assert evictor.decide(0.1, wanted=PAY, cuttable=set()) == ()
 
 
 def test_where_all_classes_are_strict_or_nothing_is_known_nothing_is_cut(pool_of: PoolOf) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from extproc.core.capacity import Pool, PoolLimits
 from extproc.core.classes import Classification, ServiceClass
 from extproc.core.controller import Action, Candidate, Controller, Line, RequestLimits, Verdict
+from extproc.core.outcomes import End, Outcome
 from extproc.core.queue import Queue, QueueLimits
 from extproc.core.readings import Reading
 from extproc.core.tickets import Subject, Tickets
@@ -22,8 +24,16 @@ HASTY = ServiceClass("P0", 0, strict=True)
 class Stage:
     """A pool of one endpoint, as full as a test says, and the line before it."""
 
-    def __init__(self, used: float = 0.0, *, highest: ServiceClass = P0, reserve: float = 0.0):
-        classes = (highest, P1, P2)
+    def __init__(
+        self,
+        used: float = 0.0,
+        *,
+        highest: ServiceClass = P0,
+        reserve: float = 0.0,
+        evictable: bool = False,
+    ):
+        self.lowest = replace(P2, evictable=evictable)
+        classes = (highest, P1, self.lowest)
         self.pool = Pool("qwen", PoolLimits(10, stale_after=1.0, unknown_after=30.0), classes)
         self.pool.join("e")
         self.fill(used, 0.0)
@@ -39,11 +49,18 @@ class Stage:
         self.pool.observe("e", read, read_at=now, now=now)
 
     def ask(
-        self, service_class: ServiceClass, now: float = 0.0, *, since: float | None = None
+        self,
+        service_class: ServiceClass,
+        now: float = 0.0,
+        *,
+        prompt: int = 10,
+        since: float | None = None,
     ) -> Verdict:
         self.number += 1
         who = Classification("t", "", service_class, None, None, (), None, None)
-        call = Candidate(f"x{self.number}", who, 10, 10, max_output=10, kept_bytes=10, since=since)
+        call = Candidate(
+            f"x{self.number}", who, prompt, 10, max_output=10, kept_bytes=10, since=since
+        )
         return self.controller.decide(call, "qwen", now)
 
     def pump(self, now: float) -> list[tuple[str, str]]:
@@ -70,6 +87,33 @@ def test_a_strict_class_that_does_not_wait_here_waits_in_the_engine() -> None:
     at = Stage(used=1.0, highest=HASTY)
 
     assert at.ask(HASTY).action is Action.ADMIT
+
+
+def test_for_a_strict_call_that_waits_lower_ones_are_cut_once() -> None:
+    at = Stage(evictable=True)
+    for _ in range(3):
+        at.ask(at.lowest)
+    assert at.controller.evictions("qwen", 0.0) == ()
+    at.fill(1.0, 0.1)
+    assert at.ask(P0, 0.1, prompt=2000).action is Action.WAIT
+
+    assert at.controller.evictions("qwen", 0.1, cuttable=()) == ()
+    assert at.controller.evictions("qwen", 0.1, cuttable={"x1", "x2"}) == ("x2", "x1")
+    assert at.controller.evictions("qwen", 0.1) == ()
+
+    for each in ("x2", "x1"):
+        at.controller.release(each, "qwen")
+        at.controller.settle(each, "qwen", End(Outcome.EVICTED))
+    at.fill(0.5, 0.2)
+    assert at.pump(0.2) == [("x4", "admitted")]
+
+
+def test_where_no_class_can_be_cut_or_nobody_can_wait_nothing_is_cut() -> None:
+    at = Stage(used=1.0)
+    at.ask(P0)
+    assert at.controller.evictions("qwen", 0.0) == ()
+    bare = Controller({"qwen": Stage(used=1.0, evictable=True).pool}, ())
+    assert bare.evictions("qwen", 0.0) == ()
 
 
 def test_at_its_deadline_a_call_is_shed() -> None:

@@ -21,7 +21,7 @@ from extproc.core.queue import Queue, QueueLimits
 from extproc.core.readings import Reading
 from extproc.core.tickets import Tickets
 from extproc.core.tokens import PromptParts
-from extproc.sim.drill.policy import Action, Offer, Policy, Refuse, Send
+from extproc.sim.drill.policy import Action, Evict, Offer, Policy, Refuse, Send
 from extproc.sim.drill.setting import Setting
 
 _POOL = "pool"
@@ -51,6 +51,7 @@ class Tidegate(Policy):
         )
         self._classifications: dict[tuple[int, str, str], Classification] = {}
         self._admitted_at: dict[str, float] = {}
+        self._cut: set[str] = set()
 
     def joined(self, endpoint: str) -> None:
         """See `Policy`."""
@@ -98,10 +99,13 @@ class Tidegate(Policy):
         """See `Policy`."""
         seconds = now - self._admitted_at.pop(call, now)
         self._controller.release(call, _POOL)
-        if usage is None:
-            end = End(Outcome.ENGINE_ERROR, seconds=seconds)
-        else:
+        if usage is not None:
             end = End(Outcome.COMPLETED, usage[0], usage[1], seconds)
+        elif call in self._cut:
+            end = End(Outcome.EVICTED, seconds=seconds)
+        else:
+            end = End(Outcome.ENGINE_ERROR, seconds=seconds)
+        self._cut.discard(call)
         self._controller.settle(call, _POOL, end)
         return self._pump(now)
 
@@ -116,6 +120,9 @@ class Tidegate(Policy):
     def _pump(self, now: float) -> Iterator[Action]:
         for decision in self._controller.pump(_POOL, now):
             yield self._act(decision.call.id, decision.verdict, now)
+        for call in self._controller.evictions(_POOL, now):
+            self._cut.add(call)
+            yield Evict(call)
         self.wake_at = self._controller.next_deadline()
 
     def _act(self, call: str, verdict: Verdict, now: float) -> Action:

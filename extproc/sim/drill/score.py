@@ -57,6 +57,7 @@ def score(history: History, setting: Setting, relief: float | None = None) -> di
     scores["recovery"] = math.nan if relief is None else recovery(measured, setting, relief)
     scores["jain"] = jain(r for r in measured if r.call.rank == 1)
     scores["vtc"] = vtc_excess(history.records, setting)
+    scores["evicted"] = _share(sum(r.end is End.EVICTED for r in admitted), len(admitted))
     scores["preemptions"] = float(history.preemptions)
     return scores
 
