@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: run load drill test test-fast test-vllm bench lint format clean
+.PHONY: run load drill test test-fast test-vllm bench protos lint format clean
 
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -33,6 +33,9 @@ test-vllm: $(INSTALLED)  ## the tests against two real vLLM servers; builds .vll
 
 bench: $(INSTALLED)  ## measure against the bars and floors of the design; ARGS=--quick for a minute
 	$(BIN)/python -m bench $(ARGS)
+
+protos: $(INSTALLED)  ## generate extproc/control/pb from protos/
+	$(BIN)/python -m protos.generate
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .

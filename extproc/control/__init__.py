@@ -1,0 +1,1 @@
+"""The control API: state, modes, thresholds, attribution, for operators and their console."""

@@ -1,0 +1,1 @@
+"""Generated from `protos/tidegate/v1` by `make protos`."""
