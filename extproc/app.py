@@ -25,10 +25,12 @@ from grpc import aio
 from grpc_health.v1 import health_pb2
 
 from extproc.config import Config, PoolConfig, load_keys, load_ticket_key, service_classes
+from extproc.core.breaker import Breaker, BreakerGate, Key, Rules
 from extproc.core.capacity import Pool, PoolLimits
 from extproc.core.classes import Catalog, ServiceClass, Task, Tenant
-from extproc.core.controller import Controller, Line, RequestLimits
-from extproc.core.outcomes import End
+from extproc.core.controller import Controller, Gate, Line, RequestLimits
+from extproc.core.outcomes import End, Outcome
+from extproc.core.promises import Promise
 from extproc.core.queue import Queue, QueueLimits
 from extproc.core.readings import Reading
 from extproc.core.reasons import ReplyOverride, ReplyRules
@@ -44,6 +46,7 @@ from extproc.edge.pump import Pump
 from extproc.edge.responder import Routing
 from extproc.edge.wording import Wording
 from extproc.engines.fleet import Fleet
+from extproc.telemetry.breaker import BreakerCollector
 from extproc.telemetry.http import pages
 from extproc.telemetry.metrics import LineCollector, Metrics, PoolCollector
 
@@ -96,11 +99,19 @@ class EngineBooks:
 
 
 class Ends:
-    """Tells the controller and the metrics how exchanges ended."""
+    """Tells the controller, the breaker and the metrics how exchanges ended."""
 
-    def __init__(self, controller: Controller, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        controller: Controller,
+        metrics: Metrics,
+        breaker: Breaker | None,
+        clock: Callable[[], float],
+    ) -> None:
         self._controller = controller
         self._metrics = metrics
+        self._breaker = breaker
+        self._clock = clock
 
     def ended(self, record: Ended) -> None:
         """An admitted exchange is over; records of pools that are not ours (any more) only count."""
@@ -109,7 +120,19 @@ class Ends:
             end = End(
                 record.outcome, record.prompt_tokens, record.completion_tokens, record.seconds
             )
-            self._controller.settle(record.id, record.pool, end)
+            promise = self._controller.settle(record.id, record.pool, end)
+            if self._breaker is not None and promise is not None:
+                self._measure(self._breaker, promise, record)
+
+    def _measure(self, breaker: Breaker, promise: Promise, record: Ended) -> None:
+        """Tell the breaker the length of an output; what was cut short says nothing of it."""
+        if record.outcome is Outcome.COMPLETED and record.completion_tokens:
+            breaker.ended(
+                Key(record.pool, record.tenant, promise.demand.task),
+                max(1, round(record.completion_tokens / promise.demand.choices)),
+                admitted_at=promise.admitted_at,
+                now=self._clock(),
+            )
 
 
 @dataclass(frozen=True)
@@ -142,9 +165,14 @@ def build(config: Config) -> Tidegate:
     lines = _lines(config, catalog.classes)
     metrics.registry.register(PoolCollector(pools, clock))
     metrics.registry.register(LineCollector(lines, catalog.classes))
-    controller = Controller(pools, (RequestLimits(config.requests.max_body),), lines)
+    breaker = _breaker(config)
+    gates: list[Gate] = [RequestLimits(config.requests.max_body)]
+    if breaker is not None:
+        gates.append(BreakerGate(breaker))
+        metrics.registry.register(BreakerCollector(breaker))
+    controller = Controller(pools, gates, lines)
     pump = Pump(clock)
-    endings = Endings(Ends(controller, metrics).ended, clock)
+    endings = Endings(Ends(controller, metrics, breaker, clock).ended, clock)
     admission = Admission(
         catalog=catalog,
         controller=controller,
@@ -160,6 +188,7 @@ def build(config: Config) -> Tidegate:
         clock=clock,
         wall_clock=time.time,
         bell=pump.ring,
+        breaker=breaker,
     )
     books = EngineBooks(pools, clock, admission.capacity_changed)
     return Tidegate(
@@ -266,6 +295,11 @@ def _catalog(config: Config) -> Catalog:
         task_by_path={m.path: name for name, m in matches.items() if m.path is not None},
         task_by_model={m.model: name for name, m in matches.items() if m.model is not None},
     )
+
+
+def _breaker(config: Config) -> Breaker | None:
+    rules = config.breaker
+    return None if rules is None else Breaker(Rules(**rules.model_dump()))
 
 
 def _lines(config: Config, classes: Sequence[ServiceClass]) -> dict[str, Line]:

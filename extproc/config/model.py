@@ -18,8 +18,10 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from extproc.config.base import Section as _Model
+from extproc.config.breaker import BreakerConfig
 from extproc.config.values import (
     Address,
     ClassName,
@@ -36,10 +38,6 @@ from extproc.config.values import (
     UrlPath,
 )
 from extproc.core.reasons import REASONS, Reason, ReplyKind
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
 
 class Listen(_Model):
@@ -390,14 +388,15 @@ class Config(_Model):
     classes: dict[ClassName, ClassConfig] = Field(
         default_factory=lambda: dict(DEFAULT_CLASSES), min_length=1
     )
-    tenants: dict[TenantName, TenantConfig] = {}
-    tasks: dict[str, TaskConfig] = {}
-    pools: dict[PoolName, PoolConfig] = {}
+    tenants: dict[TenantName, TenantConfig] = Field(default_factory=dict)
+    tasks: dict[str, TaskConfig] = Field(default_factory=dict)
+    pools: dict[PoolName, PoolConfig] = Field(default_factory=dict)
     requests: Requests = Requests()
     fallback: FallbackConfig = FallbackConfig()
     tickets: TicketsConfig = TicketsConfig()
+    breaker: BreakerConfig | None = None
     envoy: EnvoyConfig = EnvoyConfig()
-    plans: dict[str, Plan] = {}
+    plans: dict[str, Plan] = Field(default_factory=dict)
     state: State = State()
 
     @model_validator(mode="after")

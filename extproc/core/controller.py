@@ -311,12 +311,17 @@ class Controller:
             if len(self._ended) > UNSETTLED:
                 self._ended.popitem(last=False)
 
-    def settle(self, exchange: str, pool_name: str, end: End) -> None:
-        """Learn from how an exchange ended; before or after its release, once."""
+    def settle(self, exchange: str, pool_name: str, end: End) -> Promise | None:
+        """Learn from how an exchange ended; before or after its release, once.
+
+        Returns:
+            What the exchange held, where that is still known.
+        """
         pool = self.pools[pool_name]
         promise = self._ended.pop(exchange, None) or pool.promise(exchange)
         if promise is not None:
             pool.learn(promise, end)
+        return promise
 
 
 def _waiting(call: Candidate, pool: Pool, now: float) -> Waiting:

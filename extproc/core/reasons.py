@@ -23,6 +23,7 @@ class Reason(StrEnum):
     BAD_REQUEST = "bad_request"
     BODY_TOO_LARGE = "body_too_large"
     PROMPT_TOO_LONG = "prompt_too_long"
+    BREAKER_OUTPUT_LENGTH = "breaker_output_length"
     NO_ENDPOINT = "no_endpoint"
     KV_WATERMARK = "kv_watermark"
     KV_DEMAND = "kv_demand"
@@ -102,6 +103,12 @@ REASONS: Mapping[Reason, Entry] = MappingProxyType(
             _error(400, "context_length_exceeded"),
             "The prompt is longer than this class or task may send.",
             "提示词超过该等级或任务允许的长度。",
+        ),
+        Reason.BREAKER_OUTPUT_LENGTH: Entry(
+            "output breaker",
+            _fallback(),
+            "The outputs of this tenant's task have suddenly become far longer than usual.",
+            "该租户此类任务的输出长度突然远超平时。",
         ),
         Reason.NO_ENDPOINT: Entry(
             "capacity",

@@ -18,9 +18,11 @@ Rules this module keeps:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from extproc import contract
+from extproc.core.breaker import Breaker, key_of
 from extproc.core.classes import Catalog, Classification
 from extproc.core.controller import Action, Candidate, Controller, Verdict
 from extproc.core.reasons import ReplyRules
@@ -62,6 +64,7 @@ class Admission:
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
         bell: Callable[[], None],
+        breaker: Breaker | None = None,
     ) -> None:
         self._catalog = catalog
         self._controller = controller
@@ -78,6 +81,7 @@ class Admission:
         self._clock = clock
         self._wall_clock = wall_clock
         self._bell = bell
+        self._breaker = breaker
         self._waiting: dict[str, tuple[Case, Callable[[Resolution], None]]] = {}
 
     def judge(self, request: Request, later: Callable[[Resolution], None]) -> Judgement:
@@ -98,6 +102,9 @@ class Admission:
             path=request.path.partition("?")[0],
             model=call.model if call else "",
         )
+        if self._breaker is not None and not self._breaker.idle:
+            limit = self._breaker.limit(key_of(pool, classification), now)
+            classification = _clamped(classification, limit)
         token = request.headers.get(contract.TICKET_HEADER, "")
         candidate = Candidate(
             id=self._new_id(),
@@ -132,6 +139,8 @@ class Admission:
     def release(self, hold: tuple[str, str]) -> None:
         """Give back what an exchange held, be it capacity or a place in the queue."""
         ident, pool = hold
+        if self._breaker is not None:
+            self._breaker.done(ident)
         left = self._waiting.pop(ident, None)
         if left is None:
             self._controller.release(ident, pool)
@@ -178,8 +187,16 @@ class Admission:
                 self._endings.admitted(record)
         except BaseException:
             self._controller.release(case.candidate.id, case.pool)
+            self._forgo(case)
             raise
+        if judgement.hold is None:
+            self._forgo(case)
         return judgement
+
+    def _forgo(self, case: Case) -> None:
+        """Give back what a gate let a call take that has come to nothing."""
+        if self._breaker is not None:
+            self._breaker.done(case.candidate.id)
 
     def _made(self, case: Case, verdict: Verdict) -> Judgement:
         if verdict.action is Action.ADMIT:
@@ -225,6 +242,13 @@ class Admission:
             arrived=wall - (self._clock() - since),
             now=wall,
         )
+
+
+def _clamped(classification: Classification, limit: int | None) -> Classification:
+    most = classification.max_output
+    if limit is None or (most is not None and most <= limit):
+        return classification
+    return replace(classification, max_output=limit)
 
 
 def _record(case: Case, verdict: Verdict, seconds: float) -> Decided:

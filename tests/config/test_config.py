@@ -161,6 +161,10 @@ def test_durations_and_sizes_are_written_as_people_do() -> None:
             ],
         ),
         (
+            "breaker: {open_for: 2m, longest: 1m}\n",
+            ["line 1: breaker: longest must not be under open_for"],
+        ),
+        (
             "classes:\n  A: {concurrency: 0.5}\n  B: {strict: true}\n",
             [
                 "line 3: classes.B.strict: A above it is not strict",
