@@ -13,13 +13,18 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.config import load
+from extproc.core.breaker import Breaker, Key, Rules
+from extproc.core.breaker import State as BreakerState
 from extproc.core.capacity import Freshness, Load, Pool, PoolLimits, Reading
 from extproc.core.classes import ServiceClass
-from extproc.core.controller import Action, Verdict
+from extproc.core.controller import Action, Line, Verdict
 from extproc.core.outcomes import Outcome
+from extproc.core.queue import Queue, QueueLimits
 from extproc.core.reasons import Reason
-from extproc.core.records import Decided, Ended
-from extproc.telemetry.metrics import Metrics, PoolCollector
+from extproc.core.records import Decided, Ended, WaitEnd
+from extproc.core.tickets import Tickets
+from extproc.telemetry.breaker import BreakerCollector
+from extproc.telemetry.metrics import LineCollector, Metrics, PoolCollector
 
 ROOT = Path(__file__).resolve().parents[2]
 _VARIABLE = re.compile(r"(?<!\$)\$\{(\w+):-([^}]*)\}")
@@ -54,6 +59,13 @@ def exposed() -> dict[str, frozenset[str]]:
     pool.observe("engine:8000", Reading(0.5, 100, 16, 1, 0, 0), read_at=0.0, now=0.0)
     metrics = Metrics(["*"], ["P0", "P1", "P2"])
     metrics.registry.register(PoolCollector({"model": pool}, lambda: 0.0))
+    line = Line(Queue(QueueLimits(8, 1024), [service_class]), Tickets(b"0" * 16, window=60.0), 0.0)
+    metrics.registry.register(LineCollector({"model": line}, [service_class]))
+    metrics.waited("model", "P0", WaitEnd.ADMITTED, 0.1)
+    breaker = Breaker(Rules(sustain=0.0))
+    for tokens in [100] * 60 + [2000] * 20:
+        breaker.ended(Key("model", "pay", ""), tokens, admitted_at=0.0, now=0.0)
+    metrics.registry.register(BreakerCollector(breaker))
     verdict = Verdict(Action.ADMIT, Reason.ADMITTED, Load(0.5, 1.0, 0, 1))
     metrics.decided(
         Decided("1", "", "model", "chat", "pay", "P0", "", 10, 20, verdict, seconds=1e-4)
@@ -88,7 +100,9 @@ def label_values(directory: Path) -> dict[str, frozenset[str]]:
         "verdict": frozenset(Action),
         "reason": frozenset(Reason),
         "outcome": frozenset(Outcome),
-        "state": frozenset(Freshness),
+        "state": frozenset(Freshness) | frozenset(BreakerState),
+        "end": frozenset(WaitEnd),
+        "kind": frozenset({"prompt", "output"}),
         "class": frozenset(load(directory / "tidegate.yaml").classes),
         "job": frozenset(job["job_name"] for job in scrapes["scrape_configs"]),
     }

@@ -51,6 +51,9 @@ def test_rows_are_in_the_order_of_importance(dashboard: dict[str, Any]) -> None:
         "Decision time",
         "Outcomes",
         "Tokens",
+        "Queue",
+        "Tenants",
+        "Output breaker",
     ]
 
 

@@ -69,6 +69,7 @@ def test_what_must_wake_somebody_is_there(rules: list[dict[str, Any]]) -> None:
         "TidegateEngineErrors": "critical",
         "TidegatePromptLengthRising": "warning",
         "TidegateOutputLengthRising": "warning",
+        "TidegateBreakerTripped": "warning",
     }
 
 

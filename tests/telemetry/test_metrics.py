@@ -11,6 +11,7 @@ from extproc.core.outcomes import Outcome
 from extproc.core.reasons import Reason
 from extproc.core.records import Decided, Ended
 from extproc.telemetry.metrics import Metrics, PoolCollector
+from extproc.telemetry.tenants import NAMED
 
 P0 = ServiceClass("P0", 0, strict=True, close=0.03, open=0.05)
 P2 = ServiceClass("P2", 1, close=0.15, open=0.20, concurrency=0.8)
@@ -68,6 +69,8 @@ def test_callers_cannot_make_series() -> None:
     metrics = Metrics(["qwen"], ["P0", "P2"])
     metrics.decided(decided(SHED))
     metrics.ended(Ended("x", "pay", "P2", "qwen", Outcome.COMPLETED, 1, 1, 1.0))
+    for number in range(NAMED):
+        metrics.decided(decided(SHED, tenant=f"early-{number}"))
     before = len(samples(metrics))
 
     for number in range(1000):
