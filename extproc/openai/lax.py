@@ -12,10 +12,17 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
+from typing import TypeVar
 
 from msgspec import Raw
 
 ABSENT = Raw(b"")
+
+_HEADROOM = 32
+"""Calls; more than lie between two readings or writings of the same JSON."""
+_Given = TypeVar("_Given")
+_Read = TypeVar("_Read")
 
 _INTEGER = re.compile(r"([+-]?\d+(?:_\d+)*)(?:\.0+)?", re.ASCII)
 _PLAIN_DIGITS = 18
@@ -42,6 +49,16 @@ class Unreadable(ValueError):  # noqa: N818 - says what the body is
         super().__init__(message)
         self.message = message
         self.param = param
+
+
+def with_headroom(
+    decode: Callable[[_Given], _Read], given: _Given, calls: int = _HEADROOM
+) -> _Read:
+    """Decode with this many calls less on the stack than there are; raise ``RecursionError``.
+
+    What can be read so can be read and written again a few calls deeper, however nested it is.
+    """
+    return with_headroom(decode, given, calls - 1) if calls else decode(given)
 
 
 def value(raw: Raw, name: str) -> object:

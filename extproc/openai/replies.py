@@ -7,24 +7,19 @@ Rules:
 - A client that waits for JSON or a tool call is not given plain text, which breaks it in strange
   ways: it gets a 429 that it must not retry blindly, or the refusal form.
 - Nothing here looks like an error inside of a 200, and no reply says ``pause_turn``.
-- Whatever the texts contain, JSON stays valid and no line of an SSE stream breaks early: clients
-  that split lines as ``str.splitlines`` does would also break at U+0085, U+2028 and U+2029.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from extproc.openai.calls import Call
 from extproc.openai.endpoints import Endpoint
+from extproc.openai.sse import DONE, SSE, chunk, dump, named
 
 JSON = "application/json"
-SSE = "text/event-stream"
 SHORTEST_RETRY, LONGEST_RETRY = 1, 60
 """Seconds; outside of these, clients come back at once or at their own pace."""
 
@@ -102,7 +97,7 @@ def fallback(
         refusal=refusal and call.structured,
     )
     whole, stream = _SHAPES[call.endpoint]
-    body, content_type = (stream(shed), SSE) if call.stream else (_json(whole(shed)), JSON)
+    body, content_type = (stream(shed), SSE) if call.stream else (dump(whole(shed)), JSON)
     return Reply(200, (("content-type", content_type), _retry_after(retry_after)), body)
 
 
@@ -130,7 +125,7 @@ def error(
         headers.append(_retry_after(retry_after))
     if not retry:
         headers.append(("x-should-retry", "false"))
-    return Reply(status, tuple(headers), _json(body))
+    return Reply(status, tuple(headers), dump(body))
 
 
 def _retry_after(seconds: int) -> tuple[str, str]:
@@ -159,13 +154,13 @@ def _chat_stream(shed: _Shed) -> bytes:
     if shed.refusal:
         text["refusal"] = shed.message
 
-    def chunk(delta: Mapping[str, str], finish_reason: str | None) -> _Object:
+    def choice(delta: Mapping[str, str], finish_reason: str | None) -> _Object:
         return {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}]}
 
     chunks = [
-        chunk({"role": "assistant", "content": ""}, None),
-        chunk(text, None),
-        {**chunk({}, shed.finish_reason), "tidegate": shed.note},
+        choice({"role": "assistant", "content": ""}, None),
+        choice(text, None),
+        {**choice({}, shed.finish_reason), "tidegate": shed.note},
     ]
     if shed.include_usage:
         chunks.append({**head, "choices": [], "usage": _USAGE})
@@ -329,27 +324,10 @@ _SHAPES: Mapping[Endpoint, tuple[Callable[[_Shed], _Object], Callable[[_Shed], b
 
 # The wire.
 
-_encode = msgspec.json.Encoder().encode
-
-
-def _json(body: _Object) -> bytes:
-    try:
-        text = _encode(body)
-    except UnicodeEncodeError:  # A lone surrogate, which no UTF-8 can carry.
-        text = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
-    return (
-        text.replace(b"\xc2\x85", b"\\u0085")
-        .replace(b"\xe2\x80\xa8", b"\\u2028")
-        .replace(b"\xe2\x80\xa9", b"\\u2029")
-    )
-
 
 def _chunks(chunks: Iterable[_Object]) -> bytes:
-    return b"".join([*(b"data: %s\n\n" % _json(chunk) for chunk in chunks), b"data: [DONE]\n\n"])
+    return b"".join([*map(chunk, chunks), DONE])
 
 
 def _events(events: Iterable[tuple[str, _Object]]) -> bytes:
-    return b"".join(
-        b"event: %s\ndata: %s\n\n" % (name.encode(), _json({"type": name, **data}))
-        for name, data in events
-    )
+    return b"".join(named(name, data) for name, data in events)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -20,7 +19,7 @@ from msgspec import Raw
 from extproc.openai import lax
 from extproc.openai.calls import LIMITS, Call, Limits, Members
 from extproc.openai.endpoints import Endpoint
-from extproc.openai.lax import ABSENT, Unreadable
+from extproc.openai.lax import ABSENT, Unreadable, with_headroom
 from extproc.openai.prompts import choices, prompt_parts
 from extproc.openai.rewriting import rewrite
 
@@ -30,10 +29,6 @@ MAX_DECOMPRESSED = 4 * 1024 * 1024
 """Bytes; a gzip body that grows beyond is refused: 16 KB may be 16 MiB, which take 70 ms."""
 MAX_LENIENT = 64 * 1024
 """Bytes; a longer body must be strict JSON in UTF-8, because the engine's own reader is slow."""
-
-
-_HEADROOM = 32
-"""Calls; more than lie between `read`, or `rewrite`, and any decoder or encoder that they use."""
 
 
 class _Inner(msgspec.Struct, gc=False):
@@ -47,7 +42,6 @@ class _Inner(msgspec.Struct, gc=False):
 
 
 _Known = TypeVar("_Known", Members, _Inner)
-_Read = TypeVar("_Read")
 _NOTHING = _Inner()
 _decode_members = msgspec.json.Decoder(Members).decode
 _decode_inner = msgspec.json.Decoder(_Inner).decode
@@ -61,7 +55,7 @@ def read(endpoint: Endpoint, body: bytes) -> Call:
     body = body.removeprefix(b"\xef\xbb\xbf")
     lenient = False
     try:
-        members = _with_headroom(_decode_members, body)
+        members = with_headroom(_decode_members, body)
     except msgspec.ValidationError:
         raise Unreadable("The request body must be a JSON object.") from None
     except (msgspec.DecodeError, RecursionError):
@@ -92,11 +86,6 @@ def read(endpoint: Endpoint, body: bytes) -> Call:
     )
 
 
-def _with_headroom(decode: Callable[[bytes], _Read], body: bytes, calls: int = _HEADROOM) -> _Read:
-    """Decode with this many calls less on the stack than there are; raise ``RecursionError``."""
-    return _with_headroom(decode, body, calls - 1) if calls else decode(body)
-
-
 def _gunzip(body: bytes) -> bytes:
     inflate = zlib.decompressobj(wbits=31)
     try:
@@ -114,7 +103,7 @@ def _read_leniently(body: bytes) -> tuple[bytes, Members]:
     if len(body) > MAX_LENIENT:
         raise Unreadable("The request body is not strict JSON in UTF-8.")
     try:
-        tree, body = _with_headroom(_normalised, body)
+        tree, body = with_headroom(_normalised, body)
     except (ValueError, RecursionError):
         raise Unreadable("The request body is not valid JSON.") from None
     if not isinstance(tree, dict):

@@ -1,0 +1,169 @@
+"""Answers that are read, but pass as they are: JSON bodies, encoded ones, and what we do not know.
+
+Rules, beside those of `editor`:
+- Of a JSON body a copy is kept for reading, up to ``LONGEST_READ`` bytes; of a longer one the usage
+  stays unknown.
+- An encoded stream is decoded for reading only: we could not write into the middle of it. Where it
+  does not decode, or would grow beyond ``LONGEST_INFLATED`` bytes in one piece, reading ends.
+"""
+
+from __future__ import annotations
+
+import zlib
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+from msgspec import Raw
+
+from extproc.openai.lax import ABSENT
+from extproc.openai.streams.editor import Edit, Editor, Ending
+from extproc.openai.usage import Usage, UsageReader
+
+LONGEST_READ: Final = 4 << 20
+LONGEST_INFLATED: Final = 1 << 20
+_INFLATED = frozenset(("gzip", "x-gzip", "deflate"))
+
+
+class _Choice(msgspec.Struct, gc=False):
+    finish_reason: str | None = None
+
+
+class _Body(msgspec.Struct, gc=False):
+    usage: Raw = ABSENT
+    choices: tuple[_Choice, ...] = ()
+    error: Raw = ABSENT
+    status: str | None = None
+    stop_reason: str | None = None
+
+
+class _Usage(msgspec.Struct, gc=False):
+    usage: Raw = ABSENT
+
+
+_decode = msgspec.json.Decoder(_Body).decode
+_decode_usage = msgspec.json.Decoder(_Usage).decode
+
+
+class JsonReader(Editor):
+    """Reads a whole JSON body, which can only be replaced before its first byte."""
+
+    def __init__(self) -> None:
+        self._body = bytearray()
+        self._begun = False
+        self._finished = False
+        self._meter = UsageReader()
+        self._finish: str | None = None
+
+    def feed(self, chunk: bytes, *, end: bool = False) -> Edit:
+        """See `Editor`."""
+        if self._finished:
+            return Edit(b"", finished=True)
+        if chunk:
+            self._begun = True
+            if len(self._body) <= LONGEST_READ:
+                self._body += chunk
+        if end:
+            self._read()
+        return Edit(chunk)
+
+    def cut(self, ending: Ending) -> Edit | None:
+        """See `Editor`."""
+        if not self._finished:
+            if self._begun or not ending.fallback:
+                return None
+            self._finished = True
+            return Edit(ending.fallback, finished=True)
+        return Edit(b"", finished=True)
+
+    @property
+    def cuttable(self) -> bool:
+        """See `Editor`."""
+        return not self._begun and not self._finished
+
+    @property
+    def usage(self) -> Usage | None:
+        """See `Editor`."""
+        return self._meter.usage
+
+    @property
+    def delivered_tokens(self) -> int:
+        """See `Editor`; 0 where the engine has told none."""
+        usage = self._meter.usage
+        return usage.completion_tokens if usage else 0
+
+    @property
+    def finish(self) -> str | None:
+        """See `Editor`."""
+        return self._finish
+
+    def _read(self) -> None:
+        body, self._body = self._body, bytearray()
+        if len(body) > LONGEST_READ:
+            return
+        try:
+            answer = _decode(body)
+        except msgspec.ValidationError:
+            self._read_usage(body)
+            return
+        except (msgspec.DecodeError, RecursionError):
+            return
+        self._meter.read(answer.usage)
+        if answer.error:
+            self._finish = "error"
+        elif answer.choices:
+            self._finish = answer.choices[0].finish_reason
+        else:
+            self._finish = answer.stop_reason or answer.status
+
+    def _read_usage(self, body: bytearray) -> None:
+        with suppress(msgspec.ValidationError):  # No object.
+            self._meter.read(_decode_usage(body).usage)
+
+
+class EncodedReader(Editor):
+    """Lets another editor read what it passes on."""
+
+    def __init__(self, reader: Editor, encoding: str) -> None:
+        self._reader = reader
+        self._inflate = (
+            zlib.decompressobj(wbits=zlib.MAX_WBITS | 32) if encoding in _INFLATED else None
+        )
+
+    def feed(self, chunk: bytes, *, end: bool = False) -> Edit:
+        """See `Editor`."""
+        plain = b""
+        if self._inflate is not None:
+            try:
+                plain = self._inflate.decompress(chunk, LONGEST_INFLATED)
+            except zlib.error:
+                self._inflate = None
+            else:
+                if self._inflate.unconsumed_tail:
+                    self._inflate = None
+        self._reader.feed(plain, end=end)
+        return Edit(chunk)
+
+    def cut(self, ending: Ending) -> Edit | None:
+        """See `Editor`."""
+        return None
+
+    @property
+    def cuttable(self) -> bool:
+        """See `Editor`."""
+        return False
+
+    @property
+    def usage(self) -> Usage | None:
+        """See `Editor`."""
+        return self._reader.usage
+
+    @property
+    def delivered_tokens(self) -> int:
+        """See `Editor`."""
+        return self._reader.delivered_tokens
+
+    @property
+    def finish(self) -> str | None:
+        """See `Editor`."""
+        return self._reader.finish
