@@ -29,9 +29,9 @@ from extproc.core.reasons import ReplyRules
 from extproc.core.records import Decided, Observer, WaitEnd
 from extproc.core.tickets import Subject, fingerprint
 from extproc.edge.endings import Endings
-from extproc.edge.exchange import Judgement, Request, Resolution
+from extproc.edge.exchange import Editor, Judgement, Request, Resolution
 from extproc.edge.identity import IdentitySource, identify
-from extproc.edge.messages import Forward
+from extproc.edge.messages import Answer, Event, Forward
 from extproc.edge.responder import Case, Responder, Routing
 from extproc.edge.wording import Wording
 from extproc.openai.calls import LIMITS
@@ -153,9 +153,11 @@ class Admission:
         name = case.candidate.classification.service_class.name
         self._observer.waited(pool, name, WaitEnd.LEFT, now - case.arrived)
 
-    def served(self, hold: tuple[str, str], endpoint: str) -> None:
-        """Hear which endpoint really serves an exchange."""
-        self._controller.moved(*hold, endpoint, self._clock())
+    def answered(self, hold: tuple[str, str], event: Event) -> Answer | Editor | None:
+        """Hear how an exchange is answered; see `extproc.edge.exchange.Gatekeeper`."""
+        if event.upstream:
+            self._controller.moved(*hold, event.upstream, self._clock())
+        return None
 
     def capacity_changed(self) -> None:
         """Hear that there may be room now; costs nothing where nobody waits."""

@@ -3,22 +3,30 @@
 Rules this module keeps:
 
 * Every message of Envoy's gets exactly one reply, of its own phase, whatever order messages come
-  in: Envoy waits for it, and an unexpected reply would fail the client's request.
+  in: Envoy waits for it, and an unexpected reply would fail the client's request. Only the parts of
+  a response that we asked for may go without: there Envoy waits for nothing, but it does not allow
+  a reply before the first part has come.
 * The gatekeeper is asked once per exchange, when the first request body is there. Its headers
   came before, in a message of their own, or with the body, as attributes.
 * The gatekeeper may need time: then the reply to the body comes from `resume`, when it has said so.
   Should Envoy meanwhile go on without us, the wait is over and that reply is owed to nobody.
+* An admitted request may be answered by us after all, by `resume`, until the engine answers; and
+  the engine's answer may be replaced while only its headers are there. After that all that can be
+  done is to edit its body, for which the gatekeeper has to ask when it sees the headers.
+* Once a response was ended by us nothing more is said of it, whatever still comes.
 * What the gatekeeper holds for us, capacity or a place in the queue, is given back in `close` or
   when the wait ends, exactly once, in whatever state.
 
 ::
 
     START ──request headers──► HEADERS ──request body──► FORWARDED ──response headers──► RESPONDING
-      └───────────────────────request body──►──┤                 ▲
+      └───────────────────────request body──►──┤          ▲  │  │
+                                               │          │  │  └─ to be edited ─► EDITING ──end──► ENDED
                                                ├─ later ─► WAITING ──resume──┐
-                                               └─ refused ─► ANSWERED ◄──────┘   any ──close──► CLOSED
+                                               │             │              │
+                                               └─ refused ─► ANSWERED ◄─────┴─ cut, replaced ── FORWARDED
 
-    WAITING ──response headers──► ANSWERED, by Envoy itself
+    WAITING ──response headers──► ANSWERED, by Envoy itself          any ──close──► CLOSED
 
 A message that no arrow shows (trailers, further body parts, a response to a request that never
 reached us, as after Envoy's own 413) is continued unchanged and changes nothing.
@@ -31,7 +39,16 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from extproc.edge.messages import Answer, Continue, Event, Forward, LabelResponse, Phase, Reply
+from extproc.edge.messages import (
+    Answer,
+    Continue,
+    Event,
+    Forward,
+    LabelResponse,
+    Phase,
+    Reply,
+    Stream,
+)
 
 
 class State(Enum):
@@ -42,6 +59,8 @@ class State(Enum):
     WAITING = "waiting"
     FORWARDED = "forwarded"
     RESPONDING = "responding"
+    EDITING = "editing"
+    ENDED = "ended"
     ANSWERED = "answered"
     CLOSED = "closed"
 
@@ -65,15 +84,39 @@ class Judgement:
         reply: what Envoy is told, or None where the gatekeeper will say that later.
         hold: what must be released when the exchange ends, or None.
         labels: headers for the engine's response.
+        revocable: the request may still be answered by us while the engine has not answered it.
     """
 
     reply: Forward | Answer | None
     hold: tuple[str, str] | None = None
     labels: LabelResponse | None = None
+    revocable: bool = False
 
 
 Resolution = Callable[[], Judgement]
-"""Makes the judgement that was due; called once, by whoever writes the reply."""
+"""Makes the judgement that was due, or takes one back; called once, by whoever writes the reply."""
+
+
+class Edit(Protocol):
+    """What becomes of a part of a response's body."""
+
+    @property
+    def data(self) -> bytes:
+        """What the client gets in its place; empty for nothing yet."""
+        ...
+
+    @property
+    def finished(self) -> bool:
+        """Whether the response ends here, even if the engine goes on."""
+        ...
+
+
+class Editor(Protocol):
+    """Edits a response's body as it passes."""
+
+    def feed(self, chunk: bytes, *, end: bool = False) -> Edit:
+        """Take the next part, the last one where ``end`` is set."""
+        ...
 
 
 class Gatekeeper(Protocol):
@@ -83,12 +126,16 @@ class Gatekeeper(Protocol):
         """Decide about a request.
 
         Where the judgement has no reply, ``later`` is called once, after this has returned, unless
-        the hold is released before.
+        the hold is released before. Where it can be revoked, ``later`` may be called once more.
         """
         ...
 
-    def served(self, hold: tuple[str, str], endpoint: str) -> None:
-        """Hear that the engine at ``ip:port`` answers what a judgement let in."""
+    def answered(self, hold: tuple[str, str], event: Event) -> Answer | Editor | None:
+        """Hear how what was let in is answered: the response's headers.
+
+        Returns:
+            What the client gets instead, or who edits the body, or None to leave it as it is.
+        """
         ...
 
     def release(self, hold: tuple[str, str]) -> None:
@@ -99,7 +146,16 @@ class Gatekeeper(Protocol):
 class Exchange:
     """The state of one exchange; see the module's rules."""
 
-    __slots__ = ("_gatekeeper", "_head", "_hold", "_labels", "_later", "state")
+    __slots__ = (
+        "_editor",
+        "_gatekeeper",
+        "_head",
+        "_hold",
+        "_labels",
+        "_later",
+        "_revocable",
+        "state",
+    )
 
     def __init__(self, gatekeeper: Gatekeeper, later: Callable[[Resolution], None]) -> None:
         """``later`` is given what `resume` needs, while the exchange waits."""
@@ -109,29 +165,38 @@ class Exchange:
         self._head: Event | None = None
         self._hold: tuple[str, str] | None = None
         self._labels: LabelResponse | None = None
+        self._revocable = False
+        self._editor: Editor | None = None
 
     def __repr__(self) -> str:
         return f"<Exchange {self.state.value}, holds {self._hold}>"
 
+    @property
+    def listens(self) -> bool:
+        """Whether `resume` may have something to say before Envoy has."""
+        state = self.state
+        return state is State.WAITING or (state is State.FORWARDED and self._revocable)
+
     def receive(self, event: Event) -> Reply | None:
-        """Take a message from Envoy and return the reply to it; None where `resume` will."""
+        """Take a message from Envoy and return the reply to it; None for none, or none yet."""
         phase = event.phase
+        if phase is Phase.RESPONSE_BODY and self._editor is not None:
+            return self._edit(self._editor, event)
         if phase is Phase.REQUEST_BODY and self.state in (State.START, State.HEADERS):
             return self._judge(event)
         if phase is Phase.REQUEST_HEADERS and self.state is State.START:
             self.state, self._head = State.HEADERS, event
         elif phase is Phase.RESPONSE_HEADERS and self.state is State.FORWARDED:
-            self.state = State.RESPONDING
-            if self._hold is not None and event.upstream:
-                self._gatekeeper.served(self._hold, event.upstream)
-            return self._labels or Continue(phase)
+            return self._respond(event)
         elif phase is Phase.RESPONSE_HEADERS and self.state is State.WAITING:
             self.state = State.ANSWERED
             self._release()
+        elif phase is Phase.REQUEST_BODY and self.state is State.WAITING:
+            return None  # once more; going on would lead past the queue
         return Continue(phase)
 
     def resume(self, resolution: Resolution) -> Reply:
-        """End the wait and return the reply to the body; only while the exchange waits."""
+        """End the wait, or revoke the judgement; return what to say. Only while it `listens`."""
         reply = self._apply(resolution())
         if reply is None:
             raise RuntimeError("the gatekeeper may ask for time once")
@@ -141,6 +206,27 @@ class Exchange:
         """End the exchange, because Envoy closed the stream or it was cancelled; idempotent."""
         self.state = State.CLOSED
         self._release()
+
+    def _respond(self, event: Event) -> Reply:
+        self.state = State.RESPONDING
+        labels = self._labels
+        reaction = None if self._hold is None else self._gatekeeper.answered(self._hold, event)
+        if reaction is None:
+            return labels or Continue(Phase.RESPONSE_HEADERS)
+        if isinstance(reaction, Answer):
+            self.state = State.ANSWERED
+            return reaction
+        self.state, self._editor = State.EDITING, reaction
+        return LabelResponse(labels.set_headers if labels else (), stream=True)
+
+    def _edit(self, editor: Editor, event: Event) -> Stream | None:
+        if self.state is not State.EDITING:
+            return None
+        edit = editor.feed(event.body, end=event.end_of_stream)
+        end = edit.finished or event.end_of_stream
+        if end:
+            self.state = State.ENDED
+        return Stream(edit.data, end) if edit.data or end else None
 
     def _release(self) -> None:
         hold, self._hold = self._hold, None
@@ -159,6 +245,7 @@ class Exchange:
 
     def _apply(self, judgement: Judgement) -> Reply | None:
         self._hold, self._labels = judgement.hold, judgement.labels
+        self._revocable = judgement.revocable
         reply = judgement.reply
         if reply is None:
             self.state = State.WAITING

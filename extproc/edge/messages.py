@@ -1,6 +1,7 @@
 """What passes between Envoy and an exchange, free of protobuf: events in, replies out.
 
-Events are what Envoy says; each waits for one reply. Replies are what the exchange answers. All are
+Events are what Envoy says; each waits for one reply, but for those of a response's body that we asked
+for: what goes to the client in its place, and when, is ours to say. Replies are what the exchange answers. All are
 `msgspec.Struct`: one of each is made for every message, and those are made at a tenth of the cost of
 a frozen dataclass.
 """
@@ -92,9 +93,27 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
 
 
 class LabelResponse(msgspec.Struct, frozen=True, gc=False):
-    """Set headers on the engine's response and go on."""
+    """Set headers on the engine's response and go on.
 
-    set_headers: tuple[tuple[str, str], ...]
+    Attributes:
+        set_headers: of the response.
+        stream: send us the response's body, and the client only what we reply to it.
+    """
+
+    set_headers: tuple[tuple[str, str], ...] = ()
+    stream: bool = False
 
 
-Reply = Continue | Forward | Answer | LabelResponse
+class Stream(msgspec.Struct, frozen=True, gc=False):
+    """Send the client these bytes of the response's body.
+
+    Attributes:
+        data: the next bytes.
+        end_of_stream: they are the last ones. Should the engine not be done, Envoy leaves it.
+    """
+
+    data: bytes
+    end_of_stream: bool = False
+
+
+Reply = Continue | Forward | Answer | LabelResponse | Stream

@@ -2,7 +2,8 @@
 
 Rules this module keeps:
 
-* While an exchange waits, its stream is watched: Envoy ends it when the client leaves.
+* While an exchange waits, or may be revoked, it is heard and its stream is watched at once: Envoy
+  ends it when the client leaves. What Envoy says goes first.
 * One exchange per stream; whatever ends the stream (Envoy's end, a cancellation, a fault of ours)
   closes the exchange, so that nothing stays reserved.
 * What no protobuf can carry, a header that is not UTF-8, is answered with 400: as a fault of ours, one
@@ -24,7 +25,7 @@ from grpc import aio
 
 from extproc.core.reasons import Reason
 from extproc.edge import wire
-from extproc.edge.exchange import Exchange, Gatekeeper, Resolution, State
+from extproc.edge.exchange import Exchange, Gatekeeper, Resolution
 from extproc.edge.messages import Answer, Reply
 from extproc.openai import replies
 from extproc.openai.endpoints import Endpoint
@@ -62,18 +63,20 @@ class Processor:
         return grpc.method_handlers_generic_handler(wire.SERVICE, {wire.METHOD: process})
 
     async def _process(self, _requests: object, context: aio.ServicerContext[Any, bytes]) -> None:
-        resolution: asyncio.Future[Resolution] = asyncio.get_running_loop().create_future()
-        exchange = Exchange(self._gatekeeper, resolution.set_result)
+        loop = asyncio.get_running_loop()
+        notice: asyncio.Future[Resolution] = loop.create_future()
+        exchange = Exchange(self._gatekeeper, lambda resolution: notice.set_result(resolution))
         reading: asyncio.Future[Any] | None = None
         self.streams += 1
         self._idle.clear()
         try:
             while True:
-                if exchange.state is State.WAITING:
+                if exchange.listens:
                     reading = reading or asyncio.ensure_future(context.read())
-                    await asyncio.wait((reading, resolution), return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait((reading, notice), return_when=asyncio.FIRST_COMPLETED)
                     if not reading.done():
-                        await context.write(wire.encode(exchange.resume(resolution.result())))
+                        resolution, notice = notice.result(), loop.create_future()
+                        await context.write(wire.encode(exchange.resume(resolution)))
                         continue
                 message = await (reading or context.read())
                 reading = None

@@ -24,7 +24,16 @@ from google.protobuf.message import DecodeError
 from google.protobuf.struct_pb2 import Struct
 
 from extproc import contract
-from extproc.edge.messages import Answer, Continue, Event, Forward, LabelResponse, Phase, Reply
+from extproc.edge.messages import (
+    Answer,
+    Continue,
+    Event,
+    Forward,
+    LabelResponse,
+    Phase,
+    Reply,
+    Stream,
+)
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 METHOD = "Process"
@@ -34,6 +43,7 @@ _HEADER_ATTRIBUTE = "request.headers['"
 _OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 _BUFFERED = processing_mode_pb2.ProcessingMode.BUFFERED
 _SEND = processing_mode_pb2.ProcessingMode.SEND
+_STREAMED = processing_mode_pb2.ProcessingMode.FULL_DUPLEX_STREAMED
 
 
 class UnknownPhaseError(ValueError):
@@ -117,8 +127,10 @@ def encode(reply: Reply) -> bytes:
     match reply:
         case Continue(phase):
             return _CONTINUE[phase]
-        case LabelResponse(set_headers):
-            return _encode_labels(set_headers)
+        case LabelResponse(set_headers, stream):
+            return _encode_labels(set_headers, stream)
+        case Stream(data, end_of_stream):
+            return _encode_stream(data, end_of_stream)
         case Forward():
             return _encode_forward(reply)
         case _:
@@ -126,9 +138,22 @@ def encode(reply: Reply) -> bytes:
 
 
 @lru_cache(maxsize=256)
-def _encode_labels(set_headers: tuple[tuple[str, str], ...]) -> bytes:
+def _encode_labels(set_headers: tuple[tuple[str, str], ...], stream: bool) -> bytes:
     response = pb.ProcessingResponse()
     response.response_headers.response.header_mutation.MergeFromString(_mutation(set_headers))
+    if stream:
+        # An override replaces the whole mode: what is not said anew is at its default.
+        response.mode_override.request_body_mode = _BUFFERED
+        response.mode_override.response_header_mode = _SEND
+        response.mode_override.response_body_mode = _STREAMED
+    return bytes(response.SerializeToString())
+
+
+def _encode_stream(data: bytes, end_of_stream: bool) -> bytes:
+    response = pb.ProcessingResponse()
+    streamed = response.response_body.response.body_mutation.streamed_response
+    streamed.body = data
+    streamed.end_of_stream = end_of_stream
     return bytes(response.SerializeToString())
 
 

@@ -1,30 +1,53 @@
-"""What edge tests share: a gatekeeper that keeps books a test can read."""
+"""What edge tests share: a gatekeeper that keeps books a test can read, and an editor."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from extproc.edge.exchange import Judgement, Request, Resolution
-from extproc.edge.messages import Answer, Forward, LabelResponse
+from extproc.edge.messages import Answer, Event, Forward, LabelResponse
+
+JSON = (("content-type", "application/json"),)
+
+
+@dataclass
+class Edited:
+    """See `extproc.edge.exchange.Edit`."""
+
+    data: bytes
+    finished: bool = False
+
+
+class ShoutingEditor:
+    """Writes in capitals, keeps ``-`` to itself, and ends the response at an ``!``."""
+
+    def feed(self, chunk: bytes, *, end: bool = False) -> Edited:
+        said, stop, _ = chunk.upper().replace(b"-", b"").partition(b"!")
+        return Edited(said + stop, finished=bool(stop))
 
 
 @dataclass
 class RecordingGatekeeper:
-    """Admits, sheds, delays or fails by the body's first letter; counts what is held."""
+    """Admits, sheds, delays or fails by the body's first letter; counts what is held.
+
+    Of what it admits, the answer is edited (``e``), replaced (``r``), or the call may be revoked
+    (``v``) while there is none.
+    """
 
     held: set[str] = field(default_factory=set)
     judged: list[Request] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
-    moves: list[tuple[str, str]] = field(default_factory=list)
+    answers: list[tuple[str, Event]] = field(default_factory=list)
+    revocable: dict[str, Callable[[Resolution], None]] = field(default_factory=dict)
     waiting: dict[str, Callable[[Resolution], None]] = field(default_factory=dict)
 
     def judge(self, request: Request, later: Callable[[Resolution], None]) -> Judgement:
         self.judged.append(request)
         if request.body.startswith(b"s"):
-            return Judgement(Answer(200, (("content-type", "application/json"),), b"{}"))
+            return Judgement(Answer(200, JSON, b"{}"))
         if request.body.startswith(b"p"):
             return Judgement(Forward())
         if request.body.startswith(b"f"):
@@ -34,7 +57,15 @@ class RecordingGatekeeper:
         if request.body.startswith(b"w"):
             self.waiting[ident] = later
             return Judgement(None, hold=(ident, "pool"))
+        if request.body.startswith(b"v"):
+            self.revocable[ident] = later
+            return replace(self._admitted(ident), revocable=True)
         return self._admitted(ident)
+
+    def revoke(self, ident: str) -> None:
+        """Answer a call that was admitted, after all."""
+        answer = Judgement(Answer(200, JSON, b"{}"), hold=(ident, "pool"))
+        self.revocable.pop(ident)(lambda: answer)
 
     def let_in(self, ident: str) -> None:
         """Admit a call that waits."""
@@ -44,7 +75,7 @@ class RecordingGatekeeper:
         """Shed a call that waits."""
 
         def answer() -> Judgement:
-            return Judgement(Answer(200, (("content-type", "application/json"),), b"{}"))
+            return Judgement(Answer(200, JSON, b"{}"))
 
         self.held.remove(ident)
         self.waiting.pop(ident)(answer)
@@ -66,8 +97,15 @@ class RecordingGatekeeper:
             labels=LabelResponse((("x-tidegate-verdict", "admit"),)),
         )
 
-    def served(self, hold: tuple[str, str], endpoint: str) -> None:
-        self.moves.append((hold[0], endpoint))
+    def answered(self, hold: tuple[str, str], event: Event) -> Answer | ShoutingEditor | None:
+        self.answers.append((hold[0], event))
+        match self.judged[int(hold[0][1:]) - 1].body[:1]:
+            case b"e":
+                return ShoutingEditor()
+            case b"r":
+                return Answer(200, JSON, b"{}")
+            case _:
+                return None
 
     def release(self, hold: tuple[str, str]) -> None:
         self.held.discard(hold[0])

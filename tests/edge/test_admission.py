@@ -18,7 +18,7 @@ from extproc.edge.admission import Admission
 from extproc.edge.endings import Endings
 from extproc.edge.exchange import Judgement, Request, Resolution
 from extproc.edge.identity import FromHeader
-from extproc.edge.messages import Answer, Forward
+from extproc.edge.messages import Answer, Event, Forward, Phase
 from extproc.edge.responder import Routing
 from extproc.edge.wording import Wording
 
@@ -443,7 +443,7 @@ def test_the_books_follow_the_engine_that_answers() -> None:
     at.pool.join("10.0.0.2:8000")
     at.judge(CHAT, x_tenant_id="pay")
 
-    at.admission.served(("id1", "qwen"), "10.0.0.2:8000")
+    at.admission.answered(("id1", "qwen"), Event(Phase.RESPONSE_HEADERS, upstream="10.0.0.2:8000"))
 
     held = at.pool.promise("id1")
     assert held is not None

@@ -251,6 +251,58 @@ async def test_a_call_that_waited_in_vain_is_answered(gatekeeper: Any, tmp_path:
     assert gatekeeper.released == []
 
 
+def part(content: bytes, *, last: bool = False) -> Any:
+    return pb.ProcessingRequest(response_body=pb.HttpBody(body=content, end_of_stream=last))
+
+
+async def test_an_edited_response_passes_part_by_part(gatekeeper: Any, tmp_path: Path) -> None:
+    async with served(gatekeeper, tmp_path) as (processor, channel):
+        call = stream(channel)
+        await call.write(body(b"e"))
+        await call.read()
+        await call.write(response_headers())
+        switched = await call.read()
+        assert switched.mode_override.response_body_mode == 4, "FULL_DUPLEX_STREAMED"
+        for content in (b"one", b"--", b"two!"):  # nothing is said to the second
+            await call.write(part(content))
+        said = [(await call.read()).response_body.response.body_mutation for _ in range(2)]
+        assert [each.streamed_response.body for each in said] == [b"ONE", b"TWO!"]
+        assert [each.streamed_response.end_of_stream for each in said] == [False, True]
+        await call.write(part(b"more", last=True))
+        await call.done_writing()
+        assert await call.read() is aio.EOF
+        await until_idle(processor)
+    assert gatekeeper.released == ["x1"]
+
+
+async def test_an_admitted_call_is_revoked(gatekeeper: Any, tmp_path: Path) -> None:
+    async with served(gatekeeper, tmp_path) as (processor, channel):
+        call = stream(channel)
+        await call.write(body(b"v"))
+        assert (await call.read()).WhichOneof("response") == "request_body"
+        gatekeeper.revoke("x1")
+        assert (await call.read()).immediate_response.status.code == 200
+        assert gatekeeper.held == {"x1"}, "until Envoy has ended it"
+        await call.done_writing()
+        assert await call.read() is aio.EOF
+        await until_idle(processor)
+    assert gatekeeper.released == ["x1"]
+
+
+async def test_what_the_engine_has_answered_is_not_revoked(gatekeeper: Any, tmp_path: Path) -> None:
+    async with served(gatekeeper, tmp_path) as (processor, channel):
+        call = stream(channel)
+        await call.write(body(b"v"))
+        await call.read()
+        await call.write(response_headers())
+        assert (await call.read()).WhichOneof("response") == "response_headers"
+        gatekeeper.revoke("x1")
+        await call.done_writing()
+        assert await call.read() is aio.EOF
+        await until_idle(processor)
+    assert gatekeeper.released == ["x1"]
+
+
 @pytest.mark.parametrize("how", ["done_writing", "cancel"])
 async def test_a_client_that_leaves_while_waiting_frees_its_place_at_once(
     gatekeeper: Any, tmp_path: Path, how: str
@@ -382,6 +434,48 @@ class ScriptedContext:
     async def write(self, reply: bytes) -> None:
         self._await()
         self.written.append(reply)
+
+
+@pytest.mark.parametrize("cancel_at", range(1, 8))
+async def test_cancellation_at_every_await_of_an_edited_response(
+    gatekeeper: Any, cancel_at: int
+) -> None:
+    processor = Processor(gatekeeper)
+    context: Any = ScriptedContext([body(b"e"), response_headers(), part(b"a!")], cancel_at)
+
+    with pytest.raises(asyncio.CancelledError):
+        await processor._process(None, context)
+
+    assert gatekeeper.held == set()
+    assert processor.streams == 0
+    assert len(context.written) == (cancel_at - 1) // 2
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_cancellation_at_any_moment_of_a_revocation(gatekeeper: Any, turns: int) -> None:
+    before = asyncio.all_tasks()
+    processor = Processor(gatekeeper)
+
+    class Silent(ScriptedContext):
+        async def read(self) -> Any:
+            if self._messages:
+                return await super().read()
+            return await asyncio.get_running_loop().create_future()
+
+    context: Any = Silent([body(b"v")], cancel_at=0)
+    task = asyncio.create_task(processor._process(None, context))
+    for turn in range(turns):
+        await asyncio.sleep(0)
+        if turn == 2:
+            gatekeeper.revoke("x1")
+    task.cancel()
+    await asyncio.wait([task])
+    await asyncio.sleep(0)
+
+    assert task.cancelled()
+    assert gatekeeper.held == set()
+    assert processor.streams == 0
+    assert asyncio.all_tasks() == before
 
 
 @pytest.mark.parametrize("cancel_at", range(1, 7))

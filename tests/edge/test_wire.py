@@ -6,6 +6,11 @@ from typing import Any
 
 import pytest
 from envoy_data_plane.envoy.config.core.v3 import HeaderMap, HeaderValue, Metadata
+from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import (
+    ProcessingMode,
+    ProcessingModeBodySendMode,
+    ProcessingModeHeaderSendMode,
+)
 from envoy_data_plane.envoy.service.ext_proc.v3 import (
     HttpBody,
     HttpHeaders,
@@ -20,7 +25,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.edge import wire
-from extproc.edge.messages import Answer, Continue, Event, Forward, LabelResponse, Phase, Reply
+from extproc.edge.messages import (
+    Answer,
+    Continue,
+    Event,
+    Forward,
+    LabelResponse,
+    Phase,
+    Reply,
+    Stream,
+)
 
 
 def decode(message: ProcessingRequest) -> Event:
@@ -235,6 +249,37 @@ def test_labels_on_the_response() -> None:
     assert [(h.header.key, h.header.raw_value) for h in headers if h.header] == [
         ("x-tidegate-verdict", b"admit")
     ]
+
+
+def test_a_response_that_is_edited_is_asked_for_with_its_labels() -> None:
+    reply = encode(LabelResponse((("x-a", "1"),), stream=True))
+
+    assert reply.response_headers is not None
+    assert reply.response_headers.response is not None
+    assert reply.response_headers.response.header_mutation is not None
+    (option,) = reply.response_headers.response.header_mutation.set_headers
+    assert option.header is not None
+    assert option.header.raw_value == b"1"
+    assert reply.mode_override == ProcessingMode(
+        response_header_mode=ProcessingModeHeaderSendMode.SEND,
+        request_body_mode=ProcessingModeBodySendMode.BUFFERED,
+        response_body_mode=ProcessingModeBodySendMode.FULL_DUPLEX_STREAMED,
+    )
+    assert encode(LabelResponse((("x-a", "1"),))).mode_override is None
+
+
+@pytest.mark.parametrize("end", [False, True])
+def test_a_part_of_a_response(end: bool) -> None:
+    reply = encode(Stream(b"data: {}\n\n", end_of_stream=end))
+
+    assert reply.response_body is not None
+    assert reply.response_body.response is not None
+    mutation = reply.response_body.response.body_mutation
+    assert mutation is not None
+    assert mutation.streamed_response is not None
+    assert mutation.streamed_response.body == b"data: {}\n\n"
+    assert mutation.streamed_response.end_of_stream is end
+    assert reply.mode_override is None, "an override in the reply to a body is ignored"
 
 
 @given(st.binary(max_size=200))
