@@ -283,6 +283,7 @@ def _catalog(config: Config) -> Catalog:
             max_output=each.max_tokens,
             max_prompt=each.max_prompt_tokens,
             stop=each.stop,
+            stop_on=each.stop_on,
         )
         for name, each in config.tasks.items()
     }

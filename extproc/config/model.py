@@ -34,6 +34,8 @@ from extproc.config.values import (
     Ratio,
     Seconds,
     Size,
+    StopOn,
+    StopText,
     TenantName,
     UrlPath,
 )
@@ -140,14 +142,18 @@ class TaskMatch(_Model):
 
 
 class TaskConfig(_Model):
-    """What a call is for. A task lowers limits and class, it never raises them."""
+    """What a call is for. A task lowers limits and class, it never raises them.
+
+    ``stop`` and ``stop_on`` end its answers: at one of these texts, when the first JSON object or
+    array is complete, when the text only repeats itself, when nothing but blanks come.
+    """
 
     match: TaskMatch = TaskMatch()
     class_: str | None = Field(default=None, alias="class")
     max_tokens: Count | None = None
     max_prompt_tokens: Count | None = None
-    stop: tuple[str, ...] = Field(default=(), max_length=16)
-    stop_on: Literal["complete_json"] | None = None
+    stop: tuple[StopText, ...] = Field(default=(), max_length=16)
+    stop_on: StopOn = ()
 
 
 class Endpoints(_Model):

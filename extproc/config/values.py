@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import string
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
@@ -60,6 +60,10 @@ def _lower(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
 
 
+def _several(value: object) -> object:
+    return (value,) if isinstance(value, str) else value
+
+
 Seconds = Annotated[
     float, BeforeValidator(_parse_duration), Field(ge=0, le=1e9, allow_inf_nan=False)
 ]
@@ -71,6 +75,11 @@ Count = Annotated[int, Field(ge=1, le=1 << 53)]
 Address = Annotated[str, AfterValidator(_parse_address)]
 """``host:port``, or ``unix:///path`` where a socket is accepted. IPv6 stands in brackets."""
 Ratio = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+StopText = Annotated[str, Field(min_length=1, max_length=256)]
+StopOn = Annotated[
+    tuple[Literal["complete_json", "repetition", "whitespace"], ...], BeforeValidator(_several)
+]
+"""One word or a list of them."""
 FinishReason = Annotated[
     str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$"), AfterValidator(_harmless_finish)
 ]

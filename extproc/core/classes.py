@@ -66,13 +66,17 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What calls are for, with the limits that follow; ``ceiling`` is the highest class it may have."""
+    """What calls are for, with the limits that follow.
+
+    ``ceiling`` is the highest class it may have; ``stop_on`` names what ends its answers early.
+    """
 
     name: str
     ceiling: ServiceClass | None = None
     max_output: int | None = None
     max_prompt: int | None = None
     stop: tuple[str, ...] = ()
+    stop_on: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,7 @@ class Classification:
     stop: tuple[str, ...]
     finish_reason: str | None
     language: str | None
+    stop_on: tuple[str, ...] = ()
 
 
 NO_TASK = Task("")
@@ -149,6 +154,7 @@ class Catalog:
             stop=purpose.stop,
             finish_reason=tenant.finish_reason,
             language=tenant.language,
+            stop_on=purpose.stop_on,
         )
 
     def _tenant(self, claim: Claim) -> tuple[Tenant, ServiceClass]:

@@ -23,6 +23,9 @@ from extproc.openai.calls import LIMITS, Call, Members
 from extproc.openai.endpoints import Endpoint
 from extproc.openai.lax import Unreadable
 
+MOST_STOPS: Final = 4
+"""Stop sequences of a call; vLLM refuses more, unless VLLM_MAX_STOP_STRINGS says otherwise."""
+
 _REMOVED: Final = object()
 _LEAST_THINKING = 1024
 """Tokens; the engine refuses a smaller thinking budget."""
@@ -49,7 +52,7 @@ def rewrite(
     for engines that schedule by it, ``None`` for the others. ``stop``: sequences that end the
     output, beside the client's. ``include_usage``: a stream has to report its usage.
     """
-    changes = _stopped(call, stop)
+    changes = _stopped(call, stop) if stop else {}
     if max_output is not None:
         changes |= _clamped(call, max_output)
     if call.endpoint is Endpoint.GENERATE and changes:
@@ -61,8 +64,20 @@ def rewrite(
     elif call.members.priority:
         changes["priority"] = _REMOVED
     if include_usage and not call.include_usage and call.stream and call.endpoint in _REPORTS_USAGE:
-        changes["stream_options"] = {"include_usage": True}
+        changes |= _reporting(call.members.stream_options)
     return _changed(call.body, call.members, changes, call.lenient) if changes else None
+
+
+def _reporting(stream_options: Raw) -> dict[str, object]:
+    """Ask for the usage, in a chunk of its own only: that one can be left out of the answer."""
+    try:
+        given = lax.value(stream_options, "stream_options") or {}
+    except Unreadable:
+        return {}
+    if not isinstance(given, dict):
+        return {}  # The engine will refuse it.
+    given.pop("continuous_usage_stats", None)
+    return {"stream_options": {**given, "include_usage": True}}
 
 
 def _clamped(call: Call, most: int) -> dict[str, object]:
@@ -97,22 +112,45 @@ def _thinking_below(most: int, raw: Raw) -> dict[str, object]:
     return {"thinking": thinking | {"budget_tokens": max(_LEAST_THINKING, most // 2)}}
 
 
+def surplus_stop(call: Call, stop: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the sequences that `rewrite` does not tell the engine, because it takes no more.
+
+    The answer has to be watched for them. Those of the client all count.
+    """
+    given = _given_stops(call)
+    return () if given is None else _missing(given, stop)[_room(given) :]
+
+
 def _stopped(call: Call, stop: tuple[str, ...]) -> dict[str, object]:
-    name = LIMITS[call.endpoint].stop
-    if not stop or name is None:
+    name, given = LIMITS[call.endpoint].stop, _given_stops(call)
+    if name is None or given is None:
         return {}
+    added = _missing(given, stop)[: _room(given)]
+    return {name: [*given, *added]} if added else {}
+
+
+def _given_stops(call: Call) -> list[object] | None:
+    """Return the client's stop sequences, ``None`` where there can be none."""
+    name = LIMITS[call.endpoint].stop
+    if name is None:
+        return None
     try:
         given = lax.value(getattr(call.limited, name), name)
     except Unreadable:
-        return {}  # The engine will refuse it.
+        return None  # The engine will refuse it.
     if given is None:
-        given = []
-    elif isinstance(given, str):
-        given = [given]
-    elif not isinstance(given, list):
-        return {}
-    missing = [text for text in dict.fromkeys(stop) if text not in given]
-    return {name: [*given, *missing]} if missing else {}
+        return []
+    if isinstance(given, list):
+        return given
+    return [given] if isinstance(given, str) else None
+
+
+def _missing(given: list[object], stop: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(text for text in dict.fromkeys(stop) if text not in given)
+
+
+def _room(given: list[object]) -> int:
+    return max(0, MOST_STOPS - len(given))
 
 
 def _changed(body: bytes, members: Members, changes: Mapping[str, object], lenient: bool) -> bytes:

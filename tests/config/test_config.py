@@ -67,6 +67,24 @@ def test_what_is_no_address(address: str) -> None:
     assert first.endswith(ADDRESS)
 
 
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("complete_json", ("complete_json",)),
+        ("[complete_json, repetition, whitespace]", ("complete_json", "repetition", "whitespace")),
+        ("[]", ()),
+    ],
+)
+def test_what_ends_a_tasks_answers(written: str, meant: tuple[str, ...]) -> None:
+    assert parse(f"tasks: {{t: {{stop_on: {written}}}}}").tasks["t"].stop_on == meant
+
+
+@pytest.mark.parametrize("task", ["stop_on: full_stop", "stop_on: [7]", "stop: ['']"])
+def test_what_cannot_end_an_answer(task: str) -> None:
+    (problem,) = problems(f"tasks: {{t: {{{task}}}}}")
+    assert f"tasks.t.{task.partition(':')[0]}.0" in problem
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "[::1]:8000", "my_pod-1.svc:65535"])
 def test_addresses(address: str) -> None:
     assert parse(f"listen: {{http: '{address}'}}").listen.http == address

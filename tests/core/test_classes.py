@@ -21,7 +21,7 @@ def catalog(default: ServiceClass = P2) -> Catalog:
         },
         default_tenant=Tenant("anonymous", default),
         tasks={
-            "extract": Task("extract", max_output=256, stop=("END",)),
+            "extract": Task("extract", max_output=256, stop=("END",), stop_on=("whitespace",)),
             "summary": Task("summary", ceiling=P1, max_prompt=1000),
             "long": Task("long", max_output=100_000),
         },
@@ -89,6 +89,7 @@ def test_limits_combine_by_the_smallest() -> None:
     long = known.classify(Claim("pay"), task="long", path="/", model="")
 
     assert (extract.max_output, extract.stop) == (256, ("END",))
+    assert (extract.stop_on, long.stop_on) == (("whitespace",), ())
     assert (summary.service_class, summary.max_output, summary.max_prompt) == (P1, 2048, 1000)
     assert long.max_output == 512
 

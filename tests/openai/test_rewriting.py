@@ -7,6 +7,7 @@ import pytest
 
 from extproc.openai.endpoints import Endpoint
 from extproc.openai.requests import read, rewrite
+from extproc.openai.rewriting import surplus_stop
 
 CHAT, COMPLETIONS = Endpoint.CHAT, Endpoint.COMPLETIONS
 RESPONSES, MESSAGES = Endpoint.RESPONSES, Endpoint.MESSAGES
@@ -166,6 +167,32 @@ def test_stop_sequences_are_added(endpoint: Endpoint, body: str, expected: str |
 
 
 @pytest.mark.parametrize(
+    ("endpoint", "body", "told", "left"),
+    [
+        (CHAT, '{"max_tokens":1}', '{"max_tokens":1,"stop":["1","2","3","4"]}', ("5",)),
+        (
+            CHAT,
+            '{"max_tokens":1,"stop":["a","2","b"]}',
+            '{"max_tokens":1,"stop":["a","2","b","1"]}',
+            ("3", "4", "5"),
+        ),
+        (MESSAGES, '{"max_tokens":1,"stop_sequences":["a","b","c","d"]}', None, tuple("12345")),
+        (CHAT, '{"max_tokens":1,"stop":["a","b","c","d","e"]}', None, tuple("12345")),
+        (CHAT, '{"max_tokens":1,"stop":7}', None, ()),
+        (CHAT, '{"max_tokens":1,"stop":"' + "x" * 70_000 + '"}', None, ()),
+        (Endpoint.EMBEDDINGS, "{}", None, ()),
+    ],
+)
+def test_an_engine_is_told_no_more_than_it_takes(
+    endpoint: Endpoint, body: str, told: str | None, left: tuple[str, ...]
+) -> None:
+    """vLLM would refuse the call: at most 4 sequences."""
+    stop = ("1", "2", "3", "4", "5")
+    assert rewritten(endpoint, body, stop=stop) == told
+    assert surplus_stop(read(endpoint, body.encode()), stop) == left
+
+
+@pytest.mark.parametrize(
     ("endpoint", "body", "expected"),
     [
         (
@@ -176,6 +203,19 @@ def test_stop_sequences_are_added(endpoint: Endpoint, body: str, expected: str |
         (CHAT, '{"max_tokens":1,"stream":true,"stream_options":{"include_usage":true}}', None),
         (CHAT, '{"max_tokens":1}', None),
         (MESSAGES, '{"max_tokens":1,"stream":true}', None),
+        # What else was asked for stays; but not usage in every chunk, which was not in effect.
+        (
+            CHAT,
+            '{"stream":true,"stream_options":{"other":0,"continuous_usage_stats":true}}',
+            '{"stream":true,"stream_options":{"other":0,"include_usage":true},"max_tokens":512}',
+        ),
+        (
+            COMPLETIONS,
+            '{"max_tokens":1,"stream":true,"stream_options":null}',
+            '{"max_tokens":1,"stream":true,"stream_options":{"include_usage":true}}',
+        ),
+        (CHAT, '{"max_tokens":1,"stream":true,"stream_options":7}', None),
+        (CHAT, '{"max_tokens":1,"stream":true,"stream_options":[1' + "1" * 70_000 + "]}", None),
     ],
 )
 def test_usage_is_asked_for(endpoint: Endpoint, body: str, expected: str | None) -> None:

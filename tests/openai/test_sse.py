@@ -57,9 +57,9 @@ def test_an_event_without_end_is_passed_on_unread(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sse, "LONGEST_EVENT", 10)
     reader = EventReader()
     assert reader.feed(b"data: 1234") == []
-    assert not reader.unread
+    unread = [reader.unread]
     assert reader.feed(b"5\n") == [Event(b"data: 123", b"")]
-    assert reader.unread
+    assert [*unread, reader.unread] == [False, True]
     assert reader.feed(b"\ndata: 1\n\n") == [Event(b"45\n\n", b""), Event(b"data: 1\n\n", b"1")]
 
 
