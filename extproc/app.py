@@ -24,11 +24,12 @@ from aiohttp import web
 from grpc import aio
 from grpc_health.v1 import health_pb2
 
-from extproc.config import Config, PoolConfig, load_keys, load_ticket_key, service_classes
+from extproc.config import Config, PoolConfig, load_keys, load_ticket_key, plans, service_classes
 from extproc.core.breaker import Breaker, BreakerGate, Key, Rules
 from extproc.core.capacity import Pool, PoolLimits
 from extproc.core.classes import Catalog, ServiceClass, Task, Tenant
 from extproc.core.controller import Controller, Gate, Line, RequestLimits
+from extproc.core.metering import Meter
 from extproc.core.outcomes import End, Outcome
 from extproc.core.promises import Promise
 from extproc.core.queue import Queue, QueueLimits
@@ -46,6 +47,8 @@ from extproc.edge.pump import Pump
 from extproc.edge.responder import Routing
 from extproc.edge.wording import Wording
 from extproc.engines.fleet import Fleet
+from extproc.quota.gates import QuotaGate, RateGate
+from extproc.quota.meter import LocalMeter
 from extproc.telemetry.breaker import BreakerCollector
 from extproc.telemetry.http import pages
 from extproc.telemetry.metrics import LineCollector, Metrics, PoolCollector
@@ -99,18 +102,20 @@ class EngineBooks:
 
 
 class Ends:
-    """Tells the controller, the breaker and the metrics how exchanges ended."""
+    """Tells the controller, the breaker, the meter and the metrics how exchanges ended."""
 
     def __init__(
         self,
         controller: Controller,
         metrics: Metrics,
         breaker: Breaker | None,
+        meter: Meter | None,
         clock: Callable[[], float],
     ) -> None:
         self._controller = controller
         self._metrics = metrics
         self._breaker = breaker
+        self._meter = meter
         self._clock = clock
 
     def ended(self, record: Ended) -> None:
@@ -120,6 +125,9 @@ class Ends:
             end = End(
                 record.outcome, record.prompt_tokens, record.completion_tokens, record.seconds
             )
+            if self._meter is not None:
+                output = self._controller.output_in(record.id, record.pool, record.seconds)
+                self._meter.settle(record.id, end, output, self._clock())
             promise = self._controller.settle(record.id, record.pool, end)
             if self._breaker is not None and promise is not None:
                 self._measure(self._breaker, promise, record)
@@ -146,6 +154,7 @@ class Tidegate:
     admission: Admission
     pump: Pump
     endings: Endings
+    meter: LocalMeter | None
     access_log: AccessLog
     fleet: Fleet
 
@@ -170,9 +179,12 @@ def build(config: Config) -> Tidegate:
     if breaker is not None:
         gates.append(BreakerGate(breaker))
         metrics.registry.register(BreakerCollector(breaker))
+    meter = LocalMeter(None, time.time) if config.plans else None
+    if meter is not None:
+        gates += (RateGate(meter), QuotaGate(meter))
     controller = Controller(pools, gates, lines)
     pump = Pump(clock)
-    endings = Endings(Ends(controller, metrics, breaker, clock).ended, clock)
+    endings = Endings(Ends(controller, metrics, breaker, meter, clock).ended, clock)
     admission = Admission(
         catalog=catalog,
         controller=controller,
@@ -184,6 +196,7 @@ def build(config: Config) -> Tidegate:
         pass_unreadable=config.requests.unreadable == "pass",
         observer=metrics,
         endings=endings,
+        meter=meter,
         new_id=_id_source(rng),
         clock=clock,
         wall_clock=time.time,
@@ -199,6 +212,7 @@ def build(config: Config) -> Tidegate:
         admission=admission,
         pump=pump,
         endings=endings,
+        meter=meter,
         access_log=AccessLog(endings.logged),
         fleet=Fleet(config.pools, books, clock=clock, rng=rng),
     )
@@ -270,8 +284,15 @@ def _id_source(rng: random.Random) -> Callable[[], str]:
 
 def _catalog(config: Config) -> Catalog:
     classes = {each.name: each for each in service_classes(config)}
+    bought = plans(config)
     tenants = {
-        name: Tenant(name, classes[each.class_], each.finish_reason, each.language)
+        name: Tenant(
+            name,
+            classes[each.class_],
+            each.finish_reason,
+            each.language,
+            None if each.plan is None else bought[each.plan],
+        )
         for name, each in config.tenants.items()
     }
     default = config.identity.default_tenant

@@ -4,6 +4,7 @@ from extproc.config.classes import service_classes
 from extproc.config.endpoints_file import EndpointsError, parse_endpoints
 from extproc.config.load import ConfigError, Problem, load, load_keys, load_ticket_key, parse
 from extproc.config.model import Config, Endpoints, PoolConfig, Scrape
+from extproc.config.plans import plans
 
 __all__ = [
     "Config",
@@ -18,5 +19,6 @@ __all__ = [
     "load_ticket_key",
     "parse",
     "parse_endpoints",
+    "plans",
     "service_classes",
 ]

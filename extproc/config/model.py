@@ -345,11 +345,14 @@ class Quota(_Model):
 
 
 class Plan(_Model):
-    """Rates and quota that a tenant has bought."""
+    """Rates and quota that a tenant has bought; what is left out is unlimited.
+
+    At once a tenant may send what its rates amount to in ``burst`` minutes.
+    """
 
     requests_per_minute: Count | None = None
     tokens_per_minute: Count | None = None
-    burst: Annotated[float, Field(ge=1)] = 1.0
+    burst: Annotated[float, Field(ge=1, le=1440, allow_inf_nan=False)] = 1.0
     quota: Quota | None = None
 
 
@@ -416,7 +419,7 @@ class Config(_Model):
         for name, tenant in self.tenants.items():
             if tenant.class_ not in self.classes:
                 yield f"tenants.{name}.class: there is no class {tenant.class_}"
-            if tenant.plan is not None and self.plans and tenant.plan not in self.plans:
+            if tenant.plan is not None and tenant.plan not in self.plans:
                 yield f"tenants.{name}.plan: there is no plan {tenant.plan}"
         for name, task in self.tasks.items():
             if task.class_ is not None and task.class_ not in self.classes:

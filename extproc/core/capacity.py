@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from extproc.core.classes import ServiceClass
-from extproc.core.endpoint import Endpoint, Timing
+from extproc.core.endpoint import PACE, Endpoint, Timing
 from extproc.core.lengths import AdaptiveQuantile, Lengths
 from extproc.core.lost import LostEnds
 from extproc.core.outcomes import End, Outcome
@@ -303,6 +303,12 @@ class Pool:
     def output(self, demand: Demand) -> float:
         """Return how many tokens a call will probably generate, all choices together."""
         return demand.choices * self._predict(demand, 0.0)
+
+    def output_in(self, promise: Promise, seconds: float) -> float:
+        """Return how many tokens an exchange has probably generated in so much time, all choices."""
+        state = self.endpoints.get(promise.endpoint or "")
+        pace = PACE if state is None else state.promises.clock.pace
+        return promise.demand.choices * pace * seconds
 
     def squeeze(self, demand: Demand, now: float) -> Placement:
         """Return where a call fits best, though it may fit nowhere: the engine's queue takes it."""

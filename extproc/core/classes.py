@@ -4,7 +4,9 @@ Rules this module keeps:
 
 * The tenant decides the class. A task or an untrusted claim can lower it; nothing raises it.
 * Limits combine by the smallest: what the class, the task and the client allow.
-* An unknown tenant keeps its name (for accounting) and has the default tenant's class.
+* An unknown tenant keeps its name (for accounting) and has the default tenant's class and plan.
+* Who is not believed pays as the default tenant: nobody spends what is another's, and inventing
+  names is no way to more.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from extproc.core.limits import Plan
 
 LONGEST_TENANT = 256
 """Characters of a tenant's name."""
@@ -56,12 +60,21 @@ class ServiceClass:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A configured tenant; None means that the product's default holds."""
+    """A configured tenant; None means that the product's default holds, and without plan no limit."""
 
     name: str
     service_class: ServiceClass
     finish_reason: str | None = None
     language: str | None = None
+    plan: Plan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Payer:
+    """Whose buckets and quota a call draws on: the tenant's ``account``, by its ``plan``."""
+
+    account: str
+    plan: Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +109,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """The outcome: tenant, task, class, and the limits in tokens."""
+    """The outcome: tenant, task, class, the limits in tokens, and who pays (None: nobody)."""
 
     tenant: str
     task: str
@@ -107,6 +120,7 @@ class Classification:
     finish_reason: str | None
     language: str | None
     stop_on: tuple[str, ...] = ()
+    payer: Payer | None = None
 
 
 NO_TASK = Task("")
@@ -155,7 +169,15 @@ class Catalog:
             finish_reason=tenant.finish_reason,
             language=tenant.language,
             stop_on=purpose.stop_on,
+            payer=self._payer(claim, tenant),
         )
+
+    def _payer(self, claim: Claim, tenant: Tenant) -> Payer | None:
+        if claim.tenant is None or not claim.trusted or claim.ambiguous:
+            tenant, account = self.default_tenant, self.default_tenant.name
+        else:
+            account = claim.tenant
+        return None if tenant.plan is None else Payer(account, tenant.plan)
 
     def _tenant(self, claim: Claim) -> tuple[Tenant, ServiceClass]:
         if claim.ambiguous:

@@ -92,11 +92,15 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A gate's no, with the threshold that was not met and the number held against it."""
+    """A gate's no, with the threshold that was not met and the number held against it.
+
+    ``retry_after`` is the number of seconds after which it would be a yes, where the gate knows.
+    """
 
     reason: Reason
     threshold: float | None = None
     value: float | None = None
+    retry_after: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +108,8 @@ class Verdict:
     """What was decided about a call, and on which numbers.
 
     ``endpoint`` is where it should go, or None where Envoy chooses. ``free`` is the predicted free
-    ratio after it came, or None where it did not come or nothing is known.
+    ratio after it came, or None where it did not come or nothing is known. ``retry_after`` is when
+    it would be let in, in seconds, where a gate knows.
     """
 
     action: Action
@@ -114,6 +119,7 @@ class Verdict:
     value: float | None = None
     endpoint: str | None = None
     free: float | None = None
+    retry_after: float | None = None
 
 
 class Gate(Protocol):
@@ -210,7 +216,7 @@ class Controller:
         for gate in self._gates:
             refusal = gate(call, pool, now)
             if refusal is not None:
-                return _refuse(refusal, load)
+                return refuse(refusal, load)
         line = self.lines.get(pool_name)
         service_class = call.classification.service_class
         if line is not None and line.queue.holds_up(service_class):
@@ -226,7 +232,7 @@ class Controller:
             squeezed = pool.squeeze(call.demand, now)
             pool.reserve(call.id, call.demand, squeezed.endpoint, now)
             return _admit(squeezed, load)
-        return _refuse(found, load)
+        return refuse(found, load)
 
     def pump(self, pool_name: str, now: float) -> list[Decision]:
         """Return what has become of those that wait: the admitted hold capacity until `release`.
@@ -291,7 +297,7 @@ class Controller:
     def _queue(self, call: Candidate, pool: Pool, line: Line, load: Load, now: float) -> Verdict:
         answer = line.queue.offer(_waiting(call, pool, now), now)
         if isinstance(answer, Refused):
-            return _refuse(answer, load)
+            return refuse(answer, load)
         line.calls[call.id] = call
         return Verdict(Action.WAIT, Reason.WAITING, load, value=answer.predicted)
 
@@ -310,6 +316,12 @@ class Controller:
             self._ended[exchange] = promise
             if len(self._ended) > UNSETTLED:
                 self._ended.popitem(last=False)
+
+    def output_in(self, exchange: str, pool_name: str, seconds: float) -> float:
+        """Return how many tokens an exchange has probably generated in so much time; before `settle`."""
+        pool = self.pools[pool_name]
+        promise = self._ended.get(exchange) or pool.promise(exchange)
+        return 0.0 if promise is None else pool.output_in(promise, seconds)
 
     def settle(self, exchange: str, pool_name: str, end: End) -> Promise | None:
         """Learn from how an exchange ended; before or after its release, once.
@@ -352,12 +364,14 @@ def _admit(found: Placement, load: Load) -> Verdict:
     return Verdict(Action.ADMIT, Reason.ADMITTED, load, endpoint=endpoint, free=found.free)
 
 
-def _refuse(refusal: Refusal | Shortage | Refused | Shed, load: Load) -> Verdict:
+def refuse(refusal: Refusal | Shortage | Refused | Shed, load: Load) -> Verdict:
+    """Return the verdict that a no leads to."""
     reply = REASONS[refusal.reason].reply
     shed = reply is not None and reply.kind is ReplyKind.FALLBACK
     action = Action.SHED if shed else Action.REJECT
-    return Verdict(action, refusal.reason, load, refusal.threshold, refusal.value)
+    wait = refusal.retry_after if isinstance(refusal, Refusal) else None
+    return Verdict(action, refusal.reason, load, refusal.threshold, refusal.value, retry_after=wait)
 
 
 def _conclude(end: Dispatch[Placement] | Shed, load: Load) -> Verdict:
-    return _refuse(end, load) if isinstance(end, Shed) else _admit(end.placement, load)
+    return refuse(end, load) if isinstance(end, Shed) else _admit(end.placement, load)

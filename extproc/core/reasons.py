@@ -10,7 +10,7 @@ Rules this module keeps:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -24,6 +24,8 @@ class Reason(StrEnum):
     BODY_TOO_LARGE = "body_too_large"
     PROMPT_TOO_LONG = "prompt_too_long"
     BREAKER_OUTPUT_LENGTH = "breaker_output_length"
+    RATE_LIMITED = "rate_limited"
+    QUOTA_EXHAUSTED = "quota_exhausted"
     NO_ENDPOINT = "no_endpoint"
     KV_WATERMARK = "kv_watermark"
     KV_DEMAND = "kv_demand"
@@ -47,11 +49,20 @@ class ReplyKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReplyStyle:
-    """The reply to a refused call; ``status`` and ``code`` are those of the error form."""
+    """The reply to a refused call.
+
+    Attributes:
+        kind: its form.
+        status, code: those of the error form; ``code`` is the error's ``type`` on the wire.
+        known_as: the error's ``code`` on the wire, where clients know another than the reason.
+        lasting: it is of no use to come again soon.
+    """
 
     kind: ReplyKind
     status: int
     code: str
+    known_as: str | None = None
+    lasting: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +120,20 @@ REASONS: Mapping[Reason, Entry] = MappingProxyType(
             _fallback(),
             "The outputs of this tenant's task have suddenly become far longer than usual.",
             "该租户此类任务的输出长度突然远超平时。",
+        ),
+        Reason.RATE_LIMITED: Entry(
+            "rate",
+            ReplyStyle(ReplyKind.ERROR, 429, "rate_limit_error", "rate_limit_exceeded"),
+            "The tenant's requests or tokens per minute are used up.",
+            "该租户每分钟的请求数或令牌数已用完。",
+        ),
+        Reason.QUOTA_EXHAUSTED: Entry(
+            "quota",
+            ReplyStyle(
+                ReplyKind.ERROR, 429, "insufficient_quota", "insufficient_quota", lasting=True
+            ),
+            "The tenant's quota for this period does not cover the call.",
+            "该租户本周期的剩余配额不足以支付此次调用。",
         ),
         Reason.NO_ENDPOINT: Entry(
             "capacity",
@@ -206,5 +231,6 @@ class ReplyRules:
                 and override.service_class in (None, service_class)
                 and override.tenant in (None, tenant)
             ):
-                return ReplyStyle(override.kind, override.status or default.status, default.code)
+                status = override.status or default.status
+                return replace(default, kind=override.kind, status=status)
         return default

@@ -11,6 +11,8 @@ Rules this module keeps:
 * A model that no pool names is decided by the default pool, because that is where Envoy's default
   route sends it: leaving the model out, or inventing one, is no way around the gates.
 * A refused call leaves nothing behind but its ticket, and one that a fault of ours ends nothing.
+* A call with a payer pays when it goes (`extproc.core.metering`), after every gate and the queue have
+  said yes; where it cannot, it gives its place back and is refused.
 * The replies to calls that have waited are made where they are written, not in `pump`: one that
   fails takes no other along, and many at once do not hold up the loop.
 """
@@ -24,7 +26,9 @@ from functools import partial
 from extproc import contract
 from extproc.core.breaker import Breaker, key_of
 from extproc.core.classes import Catalog, Classification
-from extproc.core.controller import Action, Candidate, Controller, Verdict
+from extproc.core.controller import Action, Candidate, Controller, Refusal, Verdict, refuse
+from extproc.core.limits import Level
+from extproc.core.metering import Meter, Taking
 from extproc.core.reasons import ReplyRules
 from extproc.core.records import Decided, Observer, WaitEnd
 from extproc.core.tickets import Subject, fingerprint
@@ -36,6 +40,7 @@ from extproc.edge.responder import Case, Responder, Routing
 from extproc.edge.wording import Wording
 from extproc.openai.calls import LIMITS
 from extproc.openai.endpoints import Endpoint, endpoint_of
+from extproc.openai.rate_headers import Headers, rate_headers
 from extproc.openai.requests import Call, Unreadable, read
 
 PASS = Judgement(Forward())
@@ -60,6 +65,7 @@ class Admission:
         pass_unreadable: bool,
         observer: Observer,
         endings: Endings,
+        meter: Meter | None = None,
         new_id: Callable[[], str],
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
@@ -77,12 +83,14 @@ class Admission:
         self._pass_unreadable = pass_unreadable
         self._observer = observer
         self._endings = endings
+        self._meter = meter
         self._new_id = new_id
         self._clock = clock
         self._wall_clock = wall_clock
         self._bell = bell
         self._breaker = breaker
         self._waiting: dict[str, tuple[Case, Callable[[Resolution], None]]] = {}
+        self._paying: set[str] = set()
 
     def judge(self, request: Request, later: Callable[[Resolution], None]) -> Judgement:
         """Decide about a request; see `extproc.edge.exchange.Gatekeeper`."""
@@ -129,10 +137,13 @@ class Admission:
             arrived=now,
         )
         verdict = self._controller.decide(candidate, pool, now)
-        if verdict.action is not Action.WAIT:
+        if verdict.action is Action.WAIT:
+            self._waiting[candidate.id] = case, later
+            self._bell()
+        elif self._meter is None or verdict.action is not Action.ADMIT:
             return self._conclude(case, verdict, now)
-        self._waiting[candidate.id] = case, later
-        self._bell()
+        elif (paid := self._pay(self._meter, case, verdict, later, now)) is not None:
+            return self._conclude(case, paid, now)
         case.seconds = self._clock() - now
         return Judgement(None, hold=(candidate.id, pool))
 
@@ -143,6 +154,9 @@ class Admission:
             self._breaker.done(ident)
         left = self._waiting.pop(ident, None)
         if left is None:
+            if self._meter is not None and ident in self._paying:
+                self._paying.remove(ident)
+                self._meter.give_back(ident, self._clock())
             self._controller.release(ident, pool)
             self._endings.released(ident)
             self.capacity_changed()
@@ -173,11 +187,47 @@ class Admission:
                 verdict, name = decision.verdict, decision.call.classification.service_class.name
                 end = WaitEnd.ADMITTED if verdict.action is Action.ADMIT else WaitEnd.SHED
                 self._observer.waited(pool, name, end, decision.waited)
+                if self._meter is not None and verdict.action is Action.ADMIT:
+                    paid = self._pay(self._meter, case, verdict, later, now)
+                    if paid is None:
+                        continue
+                    verdict = paid
                 later(partial(self._resolve, case, verdict))
         return self._controller.next_deadline()
 
     def _resolve(self, case: Case, verdict: Verdict) -> Judgement:
         return self._conclude(case, verdict, self._clock())
+
+    def _pay(
+        self,
+        meter: Meter,
+        case: Case,
+        verdict: Verdict,
+        later: Callable[[Resolution], None],
+        now: float,
+    ) -> Verdict | None:
+        """Take what an admitted call costs; return the verdict, or None where ``later`` has it."""
+        candidate = case.candidate
+        if candidate.classification.payer is None:
+            return verdict
+
+        def answered(refusal: Refusal | None) -> None:
+            paid = verdict if refusal is None else self._withdraw(case, verdict, refusal)
+            later(partial(self._resolve, case, paid))
+
+        taken = meter.take(candidate, self._controller.pools[case.pool], now, answered)
+        if isinstance(taken, Refusal):
+            return self._withdraw(case, verdict, taken)
+        # From here until the reply is made, who leaves has to be given back what was taken.
+        self._paying.add(candidate.id)
+        return verdict if taken is Taking.DONE else None
+
+    def _withdraw(self, case: Case, verdict: Verdict, refusal: Refusal) -> Verdict:
+        """Take back an admission that could not be paid after all."""
+        self._paying.discard(case.candidate.id)
+        self._controller.release(case.candidate.id, case.pool)
+        self.capacity_changed()
+        return refuse(refusal, verdict.load)
 
     def _conclude(self, case: Case, verdict: Verdict, began: float) -> Judgement:
         """Make the judgement and report the verdict; ``began`` is when this stretch of work did."""
@@ -187,8 +237,9 @@ class Admission:
             self._observer.decided(record)
             if verdict.action is Action.ADMIT:
                 self._endings.admitted(record)
+                self._paying.discard(record.id)
         except BaseException:
-            self._controller.release(case.candidate.id, case.pool)
+            self.release((case.candidate.id, case.pool))
             self._forgo(case)
             raise
         if judgement.hold is None:
@@ -201,9 +252,18 @@ class Admission:
             self._breaker.done(case.candidate.id)
 
     def _made(self, case: Case, verdict: Verdict) -> Judgement:
+        rates = () if self._meter is None else self._rates(self._meter, case)
         if verdict.action is Action.ADMIT:
-            return self._responder.forward(case, verdict)
-        return self._responder.answer(case, verdict, self._ticket(case, verdict))
+            return self._responder.forward(case, verdict, rates)
+        return self._responder.answer(case, verdict, self._ticket(case, verdict), rates)
+
+    def _rates(self, meter: Meter, case: Case) -> Headers:
+        """Return the headers that say how much more the payer may send."""
+        payer = case.candidate.classification.payer
+        if payer is None:
+            return ()
+        requests, tokens = meter.levels(payer, self._clock())
+        return (*_headers("requests", requests), *_headers("tokens", tokens))
 
     def _read(self, endpoint: Endpoint, request: Request) -> tuple[Call | None, Unreadable | None]:
         if len(request.body) > self._max_body:
@@ -232,9 +292,12 @@ class Admission:
         return None if arrived is None else now - max(0.0, wall - arrived)
 
     def _ticket(self, case: Case, verdict: Verdict) -> str | None:
-        """Return a ticket for a call that is shed for want of room."""
+        """Return a ticket for a call that is shed for want of room, or that came with one."""
         line, candidate = self._controller.lines.get(case.pool), case.candidate
-        if line is None or case.call is None or verdict.action is not Action.SHED:
+        if line is None or case.call is None:
+            return None
+        # Who comes with a ticket and is refused for another reason keeps the place all the same.
+        if verdict.action is not Action.SHED and candidate.since is None:
             return None
         since = case.arrived if candidate.since is None else candidate.since
         wall = self._wall_clock()
@@ -251,6 +314,12 @@ def _clamped(classification: Classification, limit: int | None) -> Classificatio
     if limit is None or (most is not None and most <= limit):
         return classification
     return replace(classification, max_output=limit)
+
+
+def _headers(kind: str, level: Level | None) -> Headers:
+    if level is None:
+        return ()
+    return rate_headers(kind, limit=level.limit, remaining=level.remaining, reset=level.reset)
 
 
 def _record(case: Case, verdict: Verdict, seconds: float) -> Decided:

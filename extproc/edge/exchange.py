@@ -217,7 +217,9 @@ class Exchange:
             self.state = State.ANSWERED
             return reaction
         self.state, self._editor = State.EDITING, reaction
-        return LabelResponse(labels.set_headers if labels else (), stream=True)
+        if labels is None:
+            return LabelResponse(stream=True)
+        return LabelResponse(labels.set_headers, True, labels.unique_headers)
 
     def _edit(self, editor: Editor, event: Event) -> Stream | None:
         if self.state is not State.EDITING:

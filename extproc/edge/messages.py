@@ -98,10 +98,12 @@ class LabelResponse(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         set_headers: of the response.
         stream: send us the response's body, and the client only what we reply to it.
+        unique_headers: of the response, such as no other response has.
     """
 
     set_headers: tuple[tuple[str, str], ...] = ()
     stream: bool = False
+    unique_headers: tuple[tuple[str, str], ...] = ()
 
 
 class Stream(msgspec.Struct, frozen=True, gc=False):

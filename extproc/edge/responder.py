@@ -21,6 +21,7 @@ from extproc.edge.messages import Answer, Forward, LabelResponse
 from extproc.edge.wording import Wording
 from extproc.openai import replies
 from extproc.openai.endpoints import Endpoint
+from extproc.openai.rate_headers import Headers, retry_headers
 from extproc.openai.requests import Call, Unreadable, rewrite
 
 
@@ -88,8 +89,8 @@ class Responder:
         self._wording = wording
         self._wall_clock = wall_clock
 
-    def forward(self, case: Case, verdict: Verdict) -> Judgement:
-        """Send an admitted request on."""
+    def forward(self, case: Case, verdict: Verdict, rates: Headers = ()) -> Judgement:
+        """Send an admitted request on; ``rates`` tell the client what it may still send."""
         classification = case.candidate.classification
         call, body = case.call, None
         if call is not None:
@@ -118,11 +119,13 @@ class Responder:
                 endpoint=verdict.endpoint,
             ),
             hold=(case.candidate.id, case.pool),
-            labels=LabelResponse(_labels(classification, verdict)),
+            labels=LabelResponse(_labels(classification, verdict), unique_headers=rates),
         )
 
-    def answer(self, case: Case, verdict: Verdict, ticket: str | None) -> Judgement:
-        """Answer a refused request."""
+    def answer(
+        self, case: Case, verdict: Verdict, ticket: str | None, rates: Headers = ()
+    ) -> Judgement:
+        """Answer a refused request; ``rates`` as in `forward`."""
         classification, call = case.candidate.classification, case.call
         style = self._reply_rules.style(
             verdict.reason, classification.service_class.name, classification.tenant
@@ -141,15 +144,18 @@ class Responder:
                 refusal=self._wording.refusal,
             )
         else:
-            temporary = style.status in (429, 503)
+            soon = style.status in (429, 503) and not style.lasting
+            if soon and verdict.retry_after is not None:
+                soon, rates = False, (*rates, *retry_headers(verdict.retry_after))
             reply = replies.error(
                 case.endpoint,
                 status=style.status,
                 message=_explanation(verdict, case.defect, language),
-                code=verdict.reason.value,
+                code=style.known_as or verdict.reason.value,
                 type=style.code,
                 param=case.defect.param if case.defect else None,
-                retry_after=self._wording.retry_after if temporary else None,
+                retry_after=self._wording.retry_after if soon else None,
+                retry=not style.lasting,
             )
         return Judgement(
             Answer(
@@ -157,7 +163,9 @@ class Responder:
                 headers=(*reply.headers, *_labels(classification, verdict)),
                 body=reply.body,
                 metadata=_metadata(case.candidate, verdict),
-                unique_headers=() if ticket is None else ((contract.TICKET_HEADER, ticket),),
+                unique_headers=(
+                    rates if ticket is None else (*rates, (contract.TICKET_HEADER, ticket))
+                ),
             )
         )
 

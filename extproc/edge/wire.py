@@ -127,8 +127,9 @@ def encode(reply: Reply) -> bytes:
     match reply:
         case Continue(phase):
             return _CONTINUE[phase]
-        case LabelResponse(set_headers, stream):
-            return _encode_labels(set_headers, stream)
+        case LabelResponse(set_headers, stream, unique_headers):
+            labels = _encode_labels(set_headers, stream)
+            return _add_headers(labels, unique_headers) if unique_headers else labels
         case Stream(data, end_of_stream):
             return _encode_stream(data, end_of_stream)
         case Forward():
@@ -146,6 +147,12 @@ def _encode_labels(set_headers: tuple[tuple[str, str], ...], stream: bool) -> by
         response.mode_override.request_body_mode = _BUFFERED
         response.mode_override.response_header_mode = _SEND
         response.mode_override.response_body_mode = _STREAMED
+    return bytes(response.SerializeToString())
+
+
+def _add_headers(labels: bytes, headers: tuple[tuple[str, str], ...]) -> bytes:
+    response = pb.ProcessingResponse.FromString(labels)
+    _set_headers(response.response_headers.response.header_mutation, headers)
     return bytes(response.SerializeToString())
 
 

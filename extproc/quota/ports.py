@@ -43,6 +43,26 @@ class Settlement:
 
 
 @dataclass(frozen=True, slots=True)
+class Hold:
+    """What an admitted exchange may come to cost, written down while it runs.
+
+    A process that dies leaves it behind; it is released when its outbox is opened again.
+
+    Attributes:
+        id: the exchange's.
+        tenant, plan: as in its settlement.
+        tokens: held.
+        at: Unix time of the admission, in seconds.
+    """
+
+    id: str
+    tenant: str
+    plan: str
+    tokens: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Movement:
     """A change of a balance that is no settlement of this process.
 
@@ -63,10 +83,13 @@ class Movement:
 
 
 class Outbox(Protocol):
-    """Takes settlements over on their way to the ledger."""
+    """Takes holds and settlements over on their way to the ledger."""
 
-    def put(self, settlement: Settlement) -> None:
-        """Take one over; returns at once and never raises. It outlives the process."""
+    def put(self, record: Hold | Settlement) -> None:
+        """Take one over; returns at once and never raises. It outlives the process.
+
+        A settlement without a hold is as good; a hold must not come after its settlement.
+        """
         ...
 
 
@@ -74,10 +97,11 @@ class Accounts(Protocol):
     """Hears from the ledger what remains; the meter implements it. Called in the event loop."""
 
     def opened(self, remaining: Mapping[str, int]) -> None:
-        """The ledger can be read: tokens that remain, by tenant, what is in the outbox counted.
+        """The ledger can be read: tokens that remain, by tenant.
 
-        Tenants that are not in it have the whole quota of their plan. Said once; what was settled
-        or moved before counts on top.
+        Tenants that are not in it have the whole quota of their plan. What earlier processes left in
+        the outbox is counted in it; what this one has settled, or what `moved` has told, is not: that
+        counts on top. Said once, at the start if the ledger is there, else when it is.
         """
         ...
 

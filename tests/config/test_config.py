@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.config import Config, ConfigError, load, load_keys, parse
+from extproc.config import Config, ConfigError, load, load_keys, parse, plans
+from extproc.core.limits import Plan, Rate
 
 POOL = "pools: {m: {endpoints: {static: ['a:1']}}}\n"
 
@@ -203,6 +204,10 @@ def test_durations_and_sizes_are_written_as_people_do() -> None:
         ("tenants: {t: {class: P9}}\n", ["line 1: tenants.t.class: there is no class P9"]),
         (
             "tenants: {t: {class: P0, plan: gold}}\nplans: {free: {}}\n",
+            ["line 1: tenants.t.plan: there is no plan gold"],
+        ),
+        (
+            "tenants: {t: {class: P0, plan: gold}}\n",
             ["line 1: tenants.t.plan: there is no plan gold"],
         ),
         ("tasks: {t: {class: P9}}\n", ["line 1: tasks.t.class: there is no class P9"]),
@@ -423,3 +428,16 @@ def test_a_bad_key_file_is_an_error_that_names_no_key(tmp_path: Path, text: str)
 
     assert "sk-secret" not in str(raised.value)
     assert "keys.yaml" in str(raised.value)
+
+
+def test_plans_are_what_the_core_limits_by() -> None:
+    config = parse(
+        "plans:\n"
+        "  gold: {requests_per_minute: 600, tokens_per_minute: 9000, burst: 1.5, quota: {tokens: 7}}\n"
+        "  all: {}\n"
+    )
+
+    assert plans(config) == {
+        "gold": Plan("gold", Rate(600, 1.5), Rate(9000, 1.5), 7),
+        "all": Plan("all"),
+    }

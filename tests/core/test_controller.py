@@ -249,6 +249,20 @@ def test_real_usage_teaches_lengths_and_tokens(settled_first: bool) -> None:
     assert asked.prompt_tokens(parts, "qwen") == pytest.approx(195, abs=5)
 
 
+def test_what_an_exchange_has_generated_follows_from_its_time_until_it_is_settled() -> None:
+    asked = controller()
+    call = candidate(P1)
+    asked.decide(call, "qwen", 0.0)
+
+    assert asked.output_in(call.id, "qwen", 4.0) == 100.0
+    asked.release(call.id, "qwen")
+    assert asked.output_in(call.id, "qwen", 4.0) == 100.0
+    asked.pools["qwen"].leave("e0", 1.0)
+    assert asked.output_in(call.id, "qwen", 4.0) == 100.0, "an endpoint that is gone had some pace"
+    asked.settle(call.id, "qwen", End(Outcome.TIMEOUT))
+    assert asked.output_in(call.id, "qwen", 4.0) == 0.0
+
+
 def test_ends_that_are_never_reported_are_forgotten_in_time() -> None:
     asked = controller()
     for number in range(UNSETTLED + 1):

@@ -282,6 +282,22 @@ def test_a_part_of_a_response(end: bool) -> None:
     assert reply.mode_override is None, "an override in the reply to a body is ignored"
 
 
+def test_labels_that_no_other_response_has_come_after_those_that_repeat() -> None:
+    repeated = (("x-tidegate-verdict", "admit"),)
+    left = [
+        encode(
+            LabelResponse(
+                repeated, unique_headers=(("x-ratelimit-remaining-requests", str(number)),)
+            )
+        )
+        for number in (58, 59)
+    ]
+
+    told = [reply.to_dict()["responseHeaders"]["response"]["headerMutation"] for reply in left]
+    assert [len(each["setHeaders"]) for each in told] == [2, 2]
+    assert told[0] != told[1]
+
+
 @given(st.binary(max_size=200))
 def test_bytes_of_any_kind_are_an_event_or_declared_to_be_none(raw: bytes) -> None:
     message = wire.parse(raw)
