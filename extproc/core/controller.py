@@ -251,6 +251,22 @@ class Controller:
             for each in line.queue.pump(now, place)
         ]
 
+    def recall(self, pool_name: str, gate: Gate, now: float) -> list[tuple[Candidate, Verdict]]:
+        """Take those out of the queue that a gate does not let pass any more; return their verdicts."""
+        pool, line = self.pools[pool_name], self.lines[pool_name]
+        load = pool.load(now)
+        recalled = []
+        for call in list(line.calls.values()):
+            refusal = gate(call, pool, now)
+            if refusal is not None and self.leave(call.id, pool_name, now):
+                recalled.append((call, refuse(refusal, load)))
+        return recalled
+
+    def admit(self, call: Candidate, pool_name: str, now: float) -> None:
+        """Count a call in, whatever was decided: it goes to the engine."""
+        self.leave(call.id, pool_name, now)
+        self.pools[pool_name].reserve(call.id, call.demand, None, now)
+
     def evictions(
         self, pool_name: str, now: float, cuttable: Container[str] | None = None
     ) -> tuple[str, ...]:

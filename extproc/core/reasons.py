@@ -20,6 +20,8 @@ class Reason(StrEnum):
 
     ADMITTED = "admitted"
     UNMANAGED = "unmanaged"
+    MODE_TRANSACTIONS_ONLY = "mode_transactions_only"
+    MODE_PROTECT = "mode_protect"
     BAD_REQUEST = "bad_request"
     BODY_TOO_LARGE = "body_too_large"
     PROMPT_TOO_LONG = "prompt_too_long"
@@ -96,6 +98,18 @@ REASONS: Mapping[Reason, Entry] = MappingProxyType(
             None,
             "No configured pool serves this model or path; the call passed untouched.",
             "没有为该模型或路径配置资源池，请求原样放行。",
+        ),
+        Reason.MODE_TRANSACTIONS_ONLY: Entry(
+            "operator mode",
+            _fallback(),
+            "Only transactions are served at the moment: an operator has switched to that.",
+            "当前处于全站仅保交易模式，仅处理交易类请求。",
+        ),
+        Reason.MODE_PROTECT: Entry(
+            "operator mode",
+            _fallback(),
+            "An operator has switched to a mode in which this class is turned away.",
+            "当前处于保护模式，该等级的请求暂不处理。",
         ),
         Reason.BAD_REQUEST: Entry(
             "request limits",

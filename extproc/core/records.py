@@ -24,6 +24,7 @@ class Decided:
         max_output: tokens per choice that the engine may generate, or None where unlimited.
         verdict: the action, the reason and the numbers.
         seconds: how long the decision took.
+        shadow: it was decided so and not done.
     """
 
     id: str
@@ -37,6 +38,7 @@ class Decided:
     max_output: int | None
     verdict: Verdict
     seconds: float
+    shadow: bool = False
 
 
 @dataclass(frozen=True, slots=True)

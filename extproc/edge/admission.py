@@ -13,6 +13,8 @@ Rules this module keeps:
 * A refused call leaves nothing behind but its ticket, and one that a fault of ours ends nothing.
 * A call with a payer pays when it goes (`extproc.core.metering`), after every gate and the queue have
   said yes; where it cannot, it gives its place back and is refused.
+* In ``shadow`` mode a verdict is made and recorded, and the call passes untouched all the same: it
+  waits for nothing and pays nothing. It is counted in, because the engine has it.
 * The replies to calls that have waited are made where they are written, not in `pump`: one that
   fails takes no other along, and many at once do not hold up the loop.
 """
@@ -26,10 +28,18 @@ from functools import partial
 from extproc import contract
 from extproc.core.breaker import Breaker, key_of
 from extproc.core.classes import Catalog, Classification
-from extproc.core.controller import Action, Candidate, Controller, Refusal, Verdict, refuse
+from extproc.core.controller import (
+    Action,
+    Candidate,
+    Controller,
+    Gate,
+    Refusal,
+    Verdict,
+    refuse,
+)
 from extproc.core.limits import Level
 from extproc.core.metering import Meter, Taking
-from extproc.core.reasons import ReplyRules
+from extproc.core.reasons import Reason, ReplyRules
 from extproc.core.records import Decided, Observer, WaitEnd
 from extproc.core.tickets import Subject, fingerprint
 from extproc.edge.endings import Endings
@@ -91,6 +101,8 @@ class Admission:
         self._breaker = breaker
         self._waiting: dict[str, tuple[Case, Callable[[Resolution], None]]] = {}
         self._paying: set[str] = set()
+        self.shadow = False
+        """Decide and record, and do not act."""
 
     def judge(self, request: Request, later: Callable[[Resolution], None]) -> Judgement:
         """Decide about a request; see `extproc.edge.exchange.Gatekeeper`."""
@@ -137,6 +149,8 @@ class Admission:
             arrived=now,
         )
         verdict = self._controller.decide(candidate, pool, now)
+        if self.shadow:
+            return self._conclude(case, verdict, now)
         if verdict.action is Action.WAIT:
             self._waiting[candidate.id] = case, later
             self._bell()
@@ -183,17 +197,46 @@ class Admission:
         now = self._clock()
         for pool in self._controller.lines:
             for decision in self._controller.pump(pool, now):
-                case, later = self._waiting.pop(decision.call.id)
-                verdict, name = decision.verdict, decision.call.classification.service_class.name
-                end = WaitEnd.ADMITTED if verdict.action is Action.ADMIT else WaitEnd.SHED
-                self._observer.waited(pool, name, end, decision.waited)
-                if self._meter is not None and verdict.action is Action.ADMIT:
-                    paid = self._pay(self._meter, case, verdict, later, now)
-                    if paid is None:
-                        continue
-                    verdict = paid
-                later(partial(self._resolve, case, verdict))
+                self._turn_came(decision.call, decision.verdict, decision.waited, now)
         return self._controller.next_deadline()
+
+    def switch(self, gate: Gate, *, shadow: bool) -> int:
+        """Go over to another mode; return how many of those that wait are turned away.
+
+        Those that wait and that ``gate`` lets pass no more are answered now; in ``shadow`` mode all
+        that wait pass.
+        """
+        self.shadow = shadow
+        now, before = self._clock(), len(self._waiting)
+        for pool in self._controller.lines:
+            for call, verdict in self._controller.recall(pool, gate, now):
+                self._turn_came(call, verdict, now - self._waiting[call.id][0].arrived, now)
+        turned_away = before - len(self._waiting)
+        if shadow:
+            for case, _ in list(self._waiting.values()):
+                load = self._controller.pools[case.pool].load(now)
+                self._controller.leave(case.candidate.id, case.pool, now)
+                verdict = Verdict(Action.WAIT, Reason.WAITING, load)
+                self._turn_came(case.candidate, verdict, now - case.arrived, now)
+        self.capacity_changed()  # others may be first in line now
+        return turned_away
+
+    def adjust(self, catalog: Catalog) -> None:
+        """Classify by other limits from now on."""
+        self._catalog = catalog
+        self.capacity_changed()
+
+    def _turn_came(self, call: Candidate, verdict: Verdict, waited: float, now: float) -> None:
+        case, later = self._waiting.pop(call.id)
+        end = WaitEnd.SHED if verdict.action is Action.SHED else WaitEnd.ADMITTED
+        name = call.classification.service_class.name
+        self._observer.waited(case.pool, name, end, waited)
+        if self._meter is not None and verdict.action is Action.ADMIT:
+            paid = self._pay(self._meter, case, verdict, later, now)
+            if paid is None:
+                return
+            verdict = paid
+        later(partial(self._resolve, case, verdict))
 
     def _resolve(self, case: Case, verdict: Verdict) -> Judgement:
         return self._conclude(case, verdict, self._clock())
@@ -233,9 +276,10 @@ class Admission:
         """Make the judgement and report the verdict; ``began`` is when this stretch of work did."""
         try:
             judgement = self._made(case, verdict)
-            record = _record(case, verdict, case.seconds + self._clock() - began)
+            seconds = case.seconds + self._clock() - began
+            record = _record(case, verdict, seconds, shadow=self.shadow)
             self._observer.decided(record)
-            if verdict.action is Action.ADMIT:
+            if judgement.hold is not None:
                 self._endings.admitted(record)
                 self._paying.discard(record.id)
         except BaseException:
@@ -252,6 +296,9 @@ class Admission:
             self._breaker.done(case.candidate.id)
 
     def _made(self, case: Case, verdict: Verdict) -> Judgement:
+        if self.shadow:
+            self._controller.admit(case.candidate, case.pool, self._clock())
+            return self._responder.untouched(case)
         rates = () if self._meter is None else self._rates(self._meter, case)
         if verdict.action is Action.ADMIT:
             return self._responder.forward(case, verdict, rates)
@@ -322,7 +369,7 @@ def _headers(kind: str, level: Level | None) -> Headers:
     return rate_headers(kind, limit=level.limit, remaining=level.remaining, reset=level.reset)
 
 
-def _record(case: Case, verdict: Verdict, seconds: float) -> Decided:
+def _record(case: Case, verdict: Verdict, seconds: float, *, shadow: bool) -> Decided:
     candidate = case.candidate
     classification = candidate.classification
     return Decided(
@@ -337,6 +384,7 @@ def _record(case: Case, verdict: Verdict, seconds: float) -> Decided:
         max_output=classification.max_output,
         verdict=verdict,
         seconds=seconds,
+        shadow=shadow,
     )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from extproc import contract
 from extproc.core.classes import Classification
-from extproc.core.controller import Candidate, Verdict
+from extproc.core.controller import Action, Candidate, Verdict
 from extproc.core.reasons import REASONS, Reason, ReplyKind, ReplyRules
 from extproc.edge.exchange import Judgement
 from extproc.edge.messages import Answer, Forward, LabelResponse
@@ -115,11 +115,29 @@ class Responder:
                 body=body,
                 set_headers=tuple(set_headers),
                 clear_route=self._routing.name_pool,
-                metadata=(*_metadata(case.candidate, verdict), ("pool", case.pool)),
+                metadata=(
+                    *_metadata(case.candidate, verdict.action, verdict.reason),
+                    ("pool", case.pool),
+                ),
                 endpoint=verdict.endpoint,
             ),
             hold=(case.candidate.id, case.pool),
             labels=LabelResponse(_labels(classification, verdict), unique_headers=rates),
+        )
+
+    def untouched(self, case: Case) -> Judgement:
+        """Let a request and its response pass byte for byte, whatever was decided."""
+        name_pool = self._routing.name_pool
+        return Judgement(
+            Forward(
+                set_headers=((contract.POOL_HEADER, case.pool),) if name_pool else (),
+                clear_route=name_pool,
+                metadata=(
+                    *_metadata(case.candidate, Action.ADMIT, Reason.ADMITTED),
+                    ("pool", case.pool),
+                ),
+            ),
+            hold=(case.candidate.id, case.pool),
         )
 
     def answer(
@@ -162,7 +180,7 @@ class Responder:
                 status=reply.status,
                 headers=(*reply.headers, *_labels(classification, verdict)),
                 body=reply.body,
-                metadata=_metadata(case.candidate, verdict),
+                metadata=_metadata(case.candidate, verdict.action, verdict.reason),
                 unique_headers=(
                     rates if ticket is None else (*rates, (contract.TICKET_HEADER, ticket))
                 ),
@@ -188,12 +206,12 @@ def _labels(classification: Classification, verdict: Verdict) -> tuple[tuple[str
     )
 
 
-def _metadata(candidate: Candidate, verdict: Verdict) -> tuple[tuple[str, str], ...]:
+def _metadata(candidate: Candidate, action: Action, reason: Reason) -> tuple[tuple[str, str], ...]:
     classification = candidate.classification
     return (
         ("id", candidate.id),
         ("tenant", classification.tenant),
         ("class", classification.service_class.name),
-        ("verdict", verdict.action.value),
-        ("reason", verdict.reason.value),
+        ("verdict", action.value),
+        ("reason", reason.value),
     )

@@ -11,9 +11,16 @@ import pytest
 
 from extproc.core.capacity import Pool, PoolLimits
 from extproc.core.classes import Catalog, ServiceClass, Tenant
-from extproc.core.controller import Action, Controller, Line, RequestLimits
+from extproc.core.controller import (
+    Action,
+    Candidate,
+    Controller,
+    Line,
+    Refusal,
+    RequestLimits,
+)
 from extproc.core.queue import Queue, QueueLimits
-from extproc.core.reasons import ReplyRules
+from extproc.core.reasons import Reason, ReplyRules
 from extproc.core.records import Decided, Ended, WaitEnd
 from extproc.core.tickets import TicketEvent, Tickets
 from extproc.edge.admission import Admission
@@ -87,6 +94,9 @@ class House:
 
     def ring(self) -> None:
         self.rung += 1
+
+    def open_gate(self, call: Candidate, pool: Pool, now: float) -> None:
+        """Let every call pass."""
 
     def decided(self, record: Decided) -> None:
         self.records.append(record)
@@ -384,3 +394,76 @@ def test_a_full_queue_refuses_at_once() -> None:
     headers, _ = answered(at.ask(body("third")))
 
     assert headers["x-tidegate-reason"] == "queue_full"
+
+
+def closing_p1(call: Candidate, pool: Pool, now: float) -> Refusal | None:
+    closed = call.classification.service_class is P1
+    return Refusal(Reason.MODE_PROTECT) if closed else None
+
+
+def test_when_a_mode_closes_a_class_those_of_it_that_wait_are_answered_at_once() -> None:
+    at = House()
+    at.ask()
+    at.ask(body("second"))
+    at.pass_time(0.5)
+
+    assert at.admission.switch(closing_p1, shadow=False) == 1
+    (judgement,) = [each() for each in at.ready.values()]
+
+    assert answered(judgement)[0]["x-tidegate-reason"] == "mode_protect"
+    assert at.waits == [("P1", WaitEnd.SHED, 0.5)]
+    assert (len(at.queue), at.pool.in_flight) == (0, 1)
+    assert at.admission.switch(closing_p1, shadow=False) == 0
+
+
+def test_in_shadow_mode_verdicts_are_recorded_and_every_call_passes_untouched() -> None:
+    at = House()
+    at.admission.switch(at.open_gate, shadow=True)
+
+    judgements = [
+        at.ask(body(max_tokens=5000)),
+        at.ask(body("second")),
+        at.ask(body("third"), tenant="anonymous"),
+        at.ask(body("x" * (1 << 20))),
+    ]
+
+    told = [(each.verdict.action.value, each.verdict.reason.value) for each in at.records]
+    assert told == [
+        ("admit", "admitted"),
+        ("wait", "waiting"),
+        ("shed", "concurrency"),
+        ("reject", "body_too_large"),
+    ]
+    assert all(each.shadow for each in at.records)
+    for number, judgement in enumerate(judgements, start=1):
+        assert isinstance(judgement.reply, Forward)
+        assert (judgement.reply.body, judgement.reply.set_headers) == (None, ())
+        assert dict(judgement.reply.metadata)["verdict"] == "admit", "or its end is not logged"
+        assert (judgement.labels, judgement.hold) == (None, (f"x{number}", "qwen"))
+    assert (at.pool.in_flight, len(at.queue), len(at.tickets)) == (4, 0, 0)
+
+    for number in range(1, 5):
+        at.admission.release((f"x{number}", "qwen"))
+    assert at.pool.in_flight == 0
+    at.now += 5.0
+    at.endings.sweep()
+    assert len(at.told) == 4
+
+
+def test_those_that_wait_when_shadow_mode_begins_pass() -> None:
+    at = House()
+    at.ask()
+    at.ask(body("second", max_tokens=5000))
+
+    assert at.admission.switch(at.open_gate, shadow=True) == 0
+    (judgement,) = [each() for each in at.ready.values()]
+
+    assert isinstance(judgement.reply, Forward)
+    assert judgement.reply.body is None
+    assert at.waits == [("P1", WaitEnd.ADMITTED, 0.0)]
+    assert (len(at.queue), at.pool.in_flight) == (0, 2)
+    assert at.records[-1].verdict.action is Action.WAIT
+
+    at.admission.switch(at.open_gate, shadow=False)
+    at.ask(body("third"))
+    assert len(at.queue) == 1, "verdicts are acted upon again"
