@@ -24,18 +24,21 @@ from aiohttp import web
 from grpc import aio
 from grpc_health.v1 import health_pb2
 
-from extproc.config import Config, PoolConfig, load_keys, load_ticket_key, plans, service_classes
+from extproc.config import Config, catalog_of, load_keys, load_ticket_key, pool_limits
+from extproc.control.levers import Levers
+from extproc.control.room import ControlRoom
 from extproc.core.breaker import Breaker, BreakerGate, Key, Rules
-from extproc.core.capacity import Pool, PoolLimits
-from extproc.core.classes import Catalog, ServiceClass, Task, Tenant
+from extproc.core.capacity import Pool
+from extproc.core.classes import ServiceClass
 from extproc.core.controller import Controller, Gate, Line, RequestLimits
 from extproc.core.metering import Meter
+from extproc.core.modes import ModeGate
 from extproc.core.outcomes import End, Outcome
 from extproc.core.promises import Promise
 from extproc.core.queue import Queue, QueueLimits
 from extproc.core.readings import Reading
 from extproc.core.reasons import ReplyOverride, ReplyRules
-from extproc.core.records import Ended
+from extproc.core.records import Ended, Observers
 from extproc.core.tickets import Tickets
 from extproc.edge import server
 from extproc.edge.access_log import AccessLog
@@ -52,6 +55,7 @@ from extproc.quota.meter import LocalMeter
 from extproc.telemetry.breaker import BreakerCollector
 from extproc.telemetry.http import pages
 from extproc.telemetry.metrics import LineCollector, Metrics, PoolCollector
+from extproc.telemetry.recorder import Recorder
 
 log = logging.getLogger(__name__)
 
@@ -157,6 +161,7 @@ class Tidegate:
     meter: LocalMeter | None
     access_log: AccessLog
     fleet: Fleet
+    control: ControlRoom | None
 
 
 def build(config: Config) -> Tidegate:
@@ -166,16 +171,20 @@ def build(config: Config) -> Tidegate:
         ConfigError: a key file cannot be used.
     """
     clock, rng = time.monotonic, random.Random()  # noqa: S311 (jitter and ids, no secrets)
-    catalog = _catalog(config)
+    catalog = catalog_of(config)
     pools = {
-        name: Pool(name, _pool_limits(pool), catalog.classes) for name, pool in config.pools.items()
+        name: Pool(name, pool_limits(pool), catalog.classes) for name, pool in config.pools.items()
     }
     metrics = Metrics(config.pools, config.classes)
     lines = _lines(config, catalog.classes)
     metrics.registry.register(PoolCollector(pools, clock))
     metrics.registry.register(LineCollector(lines, catalog.classes))
     breaker = _breaker(config)
+    recorder = Recorder(time.time) if config.control.enabled else None
+    mode = ModeGate(catalog.classes)
     gates: list[Gate] = [RequestLimits(config.requests.max_body)]
+    if recorder is not None:
+        gates.insert(0, mode)
     if breaker is not None:
         gates.append(BreakerGate(breaker))
         metrics.registry.register(BreakerCollector(breaker))
@@ -194,7 +203,7 @@ def build(config: Config) -> Tidegate:
         wording=_wording(config),
         max_body=config.requests.max_body,
         pass_unreadable=config.requests.unreadable == "pass",
-        observer=metrics,
+        observer=metrics if recorder is None else Observers((metrics, recorder)),
         endings=endings,
         meter=meter,
         new_id=_id_source(rng),
@@ -204,6 +213,12 @@ def build(config: Config) -> Tidegate:
         breaker=breaker,
     )
     books = EngineBooks(pools, clock, admission.capacity_changed)
+    control: ControlRoom | None = None
+    if recorder is not None:
+        levers = Levers(config, pools=pools, lines=lines, gate=mode, admission=admission)
+        control = ControlRoom(
+            config, levers, recorder, pools=pools, lines=lines, clock=clock, wall_clock=time.time
+        )
     return Tidegate(
         config=config,
         pools=pools,
@@ -215,6 +230,7 @@ def build(config: Config) -> Tidegate:
         meter=meter,
         access_log=AccessLog(endings.logged),
         fleet=Fleet(config.pools, books, clock=clock, rng=rng),
+        control=control,
     )
 
 
@@ -230,7 +246,9 @@ async def serve(tidegate: Tidegate, stop: asyncio.Event, started: Callable[[], N
         handlers, listen.processor, max_body=tidegate.config.requests.max_body
     )
     application = pages(metrics=tidegate.metrics.render, ready=lambda: not stop.is_set())
-    async with _http(application, listen.http), asyncio.TaskGroup() as tasks:
+    control = tidegate.control
+    api = contextlib.nullcontext() if control is None else control.serving()
+    async with _http(application, listen.http), api, asyncio.TaskGroup() as tasks:
         scraping = tasks.create_task(tidegate.fleet.run())
         pumping = tasks.create_task(tidegate.pump.run(tidegate.admission.pump))
         telling = tasks.create_task(tidegate.endings.run())
@@ -243,6 +261,8 @@ async def serve(tidegate: Tidegate, stop: asyncio.Event, started: Callable[[], N
             await stop.wait()
         finally:
             await health.enter_graceful_shutdown()
+            if control is not None:
+                control.drain()
             log.info("draining", extra={"streams": tidegate.processor.streams})
             await _drain(tidegate.processor, grpc_server)
             tidegate.endings.flush()
@@ -282,43 +302,6 @@ def _id_source(rng: random.Random) -> Callable[[], str]:
     return lambda: f"{prefix}{next(numbers):08x}"
 
 
-def _catalog(config: Config) -> Catalog:
-    classes = {each.name: each for each in service_classes(config)}
-    bought = plans(config)
-    tenants = {
-        name: Tenant(
-            name,
-            classes[each.class_],
-            each.finish_reason,
-            each.language,
-            None if each.plan is None else bought[each.plan],
-        )
-        for name, each in config.tenants.items()
-    }
-    default = config.identity.default_tenant
-    lowest = list(classes.values())[-1]
-    tasks = {
-        name: Task(
-            name=name,
-            ceiling=None if each.class_ is None else classes[each.class_],
-            max_output=each.max_tokens,
-            max_prompt=each.max_prompt_tokens,
-            stop=each.stop,
-            stop_on=each.stop_on,
-        )
-        for name, each in config.tasks.items()
-    }
-    matches = {name: each.match for name, each in config.tasks.items()}
-    return Catalog(
-        classes=tuple(classes.values()),
-        tenants=tenants,
-        default_tenant=tenants.get(default, Tenant(default, lowest)),
-        tasks=tasks,
-        task_by_path={m.path: name for name, m in matches.items() if m.path is not None},
-        task_by_model={m.model: name for name, m in matches.items() if m.model is not None},
-    )
-
-
 def _breaker(config: Config) -> Breaker | None:
     rules = config.breaker
     return None if rules is None else Breaker(Rules(**rules.model_dump()))
@@ -335,17 +318,6 @@ def _lines(config: Config, classes: Sequence[ServiceClass]) -> dict[str, Line]:
         )
         for name, pool in config.pools.items()
     }
-
-
-def _pool_limits(pool: PoolConfig) -> PoolLimits:
-    return PoolLimits(
-        max_concurrency=pool.max_concurrency,
-        stale_after=pool.scrape.stale_after,
-        unknown_after=pool.scrape.unknown_after,
-        pick=pool.balance == "pick",
-        blocks=pool.blocks,
-        block_size=pool.block_size,
-    )
 
 
 def _routing(config: Config) -> Routing:

@@ -1,24 +1,45 @@
 """The typed configuration: what users write in ``tidegate.yaml``."""
 
-from extproc.config.classes import service_classes
+from extproc.config.classes import catalog_of, pool_limits, service_classes
+from extproc.config.control import ControlConfig, Role, Token
 from extproc.config.endpoints_file import EndpointsError, parse_endpoints
-from extproc.config.load import ConfigError, Problem, load, load_keys, load_ticket_key, parse
+from extproc.config.live import AdjustmentError, Changes, adjusted, laid_over, named
+from extproc.config.load import (
+    ConfigError,
+    Problem,
+    load,
+    load_keys,
+    load_ticket_key,
+    load_tokens,
+    parse,
+)
 from extproc.config.model import Config, Endpoints, PoolConfig, Scrape
 from extproc.config.plans import plans
 
 __all__ = [
+    "AdjustmentError",
+    "Changes",
     "Config",
     "ConfigError",
+    "ControlConfig",
     "Endpoints",
     "EndpointsError",
     "PoolConfig",
     "Problem",
+    "Role",
     "Scrape",
+    "Token",
+    "adjusted",
+    "catalog_of",
+    "laid_over",
     "load",
     "load_keys",
     "load_ticket_key",
+    "load_tokens",
+    "named",
     "parse",
     "parse_endpoints",
     "plans",
+    "pool_limits",
     "service_classes",
 ]

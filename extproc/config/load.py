@@ -20,6 +20,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from extproc.config.control import Role, Token
 from extproc.config.model import Config
 
 
@@ -140,6 +141,31 @@ def load_ticket_key(config: Config) -> bytes | None:
         reason = f"must hold at least {_SHORTEST_KEY} bytes; make one with: openssl rand -hex 32"
         raise ConfigError(file, (Problem(None, "file", "", reason),))
     return key
+
+
+def load_tokens(config: Config) -> dict[str, Token]:
+    """Return the control API's tokens by their SHA-256 in lower-case hex.
+
+    Raises:
+        ConfigError: the file cannot be read or holds something else. Tokens are not named in it.
+    """
+    file = config.control.tokens
+    if file is None:
+        return {}
+    _, data = _yaml(_read(file), file)
+    expected = "a map from the SHA-256 of a token (64 hex digits) to {who: NAME, role: ROLE}"
+    if not isinstance(data, dict) or not data:
+        raise ConfigError(file, (Problem(None, "file", "", f"must be {expected}"),))
+    tokens: dict[str, Token] = {}
+    for number, (digest, owner) in enumerate(data.items(), start=1):
+        try:
+            if not (isinstance(digest, str) and _SHA256.fullmatch(digest)):
+                raise ValueError
+            tokens[digest.lower()] = Token.model_validate(owner)
+        except ValueError:
+            reason = f"must be in {expected}; the role one of {', '.join(Role)}"
+            raise ConfigError(file, (Problem(None, f"entry {number}", "", reason),)) from None
+    return tokens
 
 
 _SHORTEST_KEY = 16

@@ -22,6 +22,7 @@ from pydantic import Field, model_validator
 
 from extproc.config.base import Section as _Model
 from extproc.config.breaker import BreakerConfig
+from extproc.config.control import ControlConfig
 from extproc.config.values import (
     Address,
     ClassName,
@@ -38,6 +39,7 @@ from extproc.config.values import (
     StopText,
     TenantName,
     UrlPath,
+    is_local,
 )
 from extproc.core.reasons import REASONS, Reason, ReplyKind
 
@@ -404,13 +406,14 @@ class Config(_Model):
     fallback: FallbackConfig = FallbackConfig()
     tickets: TicketsConfig = TicketsConfig()
     breaker: BreakerConfig | None = None
+    control: ControlConfig = ControlConfig()
     envoy: EnvoyConfig = EnvoyConfig()
     plans: dict[str, Plan] = Field(default_factory=dict)
     state: State = State()
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
-        problems = [*self._dangling(), *self._outwaited(), *self._disordered()]
+        problems = [*self._dangling(), *self._outwaited(), *self._disordered(), *self._exposed()]
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -444,6 +447,14 @@ class Config(_Model):
             yield f"envoy.message_timeout: must be over classes.{name}.max_wait"
         if self.tickets.window < self.fallback.retry_after:
             yield "tickets.window: must not be under fallback.retry_after"
+
+    def _exposed(self) -> Iterator[str]:
+        control, address = self.control, self.listen.control
+        if control.enabled and not (control.tls or control.plaintext or is_local(address)):
+            yield (
+                f"listen.control: tokens would cross the network to {address} in the clear, so give "
+                "control.tls, or say control.plaintext: true where a mesh encrypts"
+            )
 
     def _disordered(self) -> Iterator[str]:
         classes = list(self.classes.items())

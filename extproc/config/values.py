@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import string
 from pathlib import Path
@@ -48,6 +49,17 @@ def _parse_address(value: str) -> str:
             "accepted"
         )
     return value
+
+
+def is_local(address: str) -> bool:
+    """Say whether only this host can reach an address: a socket's, or one of loopback."""
+    host = address.rpartition(":")[0].strip("[]")
+    if address.startswith("unix://") or host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _harmless_finish(value: str) -> str:

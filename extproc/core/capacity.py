@@ -125,6 +125,12 @@ class Pool:
             f"{len(self._promises)}/{self.limits.max_concurrency} in flight, closed {closed}>"
         )
 
+    def adjust(self, limits: PoolLimits, classes: Sequence[ServiceClass]) -> None:
+        """Judge by other thresholds from now on; the classes' names and ranks stay."""
+        self.limits, self.classes = limits, tuple(classes)
+        self._watermarks.adjust(self.classes)
+        self._dirty = self._freed = True
+
     # What the engines say.
 
     def join(self, endpoint: str) -> None:

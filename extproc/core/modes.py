@@ -42,7 +42,7 @@ class ModeGate:
             Mode.PROTECT: max(0, len(classes) - 2),
             Mode.TRANSACTIONS_ONLY: max(0, strict - 1),
         }
-        self._classes = tuple(classes)
+        self.classes = tuple(classes)
         self._open_down_to: float = math.inf
         self._refusal: Refusal | None = None
         self.mode = Mode.NORMAL
@@ -58,7 +58,7 @@ class ModeGate:
 
     def closed(self) -> list[str]:
         """Return the names of the classes that are turned away."""
-        return [each.name for each in self._classes if each.rank > self._open_down_to]
+        return [each.name for each in self.classes if each.rank > self._open_down_to]
 
     def __call__(self, call: Candidate, pool: Pool, now: float) -> Refusal | None:
         """See `extproc.core.controller.Gate`."""

@@ -108,6 +108,11 @@ class Queue:
         self._numbers = itertools.count()
         self._displaced: dict[str, Shed] = {}
 
+    def adjust(self, classes: Sequence[ServiceClass]) -> None:
+        """Go on with other weights and longest waits; those that wait keep their deadlines."""
+        for lane, service_class in zip(self._lanes, classes, strict=True):
+            lane.service_class = service_class
+
     def __repr__(self) -> str:
         lanes = ", ".join(repr(lane) for lane in self._lanes)
         return f"<Queue {len(self)} calls, {self._bytes} bytes: {lanes}>"
@@ -123,6 +128,11 @@ class Queue:
     def depth(self, service_class: ServiceClass) -> int:
         """Return how many calls of a class wait."""
         return len(self._lanes[service_class.rank].places)
+
+    def oldest(self, service_class: ServiceClass) -> float | None:
+        """Return when the call of a class that has waited longest was offered, or None."""
+        places = self._lanes[service_class.rank].places
+        return next(iter(places.values())).offered if places else None
 
     def holds_up(self, service_class: ServiceClass) -> bool:
         """Say whether a call that comes now must queue: its class waits, or one above does."""

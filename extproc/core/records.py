@@ -86,3 +86,25 @@ class Observer(Protocol):
     def ended(self, record: Ended) -> None:
         """An admitted exchange is over."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Observers:
+    """Several observers as one; each hears of everything, in order."""
+
+    each: tuple[Observer, ...]
+
+    def decided(self, record: Decided) -> None:
+        """A verdict was given."""
+        for observer in self.each:
+            observer.decided(record)
+
+    def waited(self, pool: str, service_class: str, end: WaitEnd, seconds: float) -> None:
+        """A call has left the queue."""
+        for observer in self.each:
+            observer.waited(pool, service_class, end, seconds)
+
+    def ended(self, record: Ended) -> None:
+        """An admitted exchange is over."""
+        for observer in self.each:
+            observer.ended(record)

@@ -38,6 +38,10 @@ class Watermarks:
         self._room_refused = [-math.inf] * len(self._classes)
         self._judged_at = -math.inf
 
+    def adjust(self, classes: Sequence[ServiceClass]) -> None:
+        """Judge by other marks from now on; ranks stay."""
+        self._classes = tuple(classes)
+
     def closed(self, service_class: ServiceClass) -> bool:
         """Say whether no call of this class is let in."""
         return self._closed[service_class.rank]

@@ -53,18 +53,32 @@ def build(
     server.add_generic_rpc_handlers(tuple(handlers))
     servicer = health.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    _bind(server, address)
+    bind(server, address, "listen.processor")
     return server, servicer
 
 
-def _bind(server: aio.Server, address: str) -> None:
-    problem = CannotListenError(address, "listen.processor")
+def bind(
+    server: aio.Server,
+    address: str,
+    key: str,
+    credentials: grpc.ServerCredentials | None = None,
+) -> None:
+    """Bind a server to the address that the configuration's ``key`` gives, with TLS or without.
+
+    Raises:
+        CannotListenError: the address cannot be bound.
+    """
+    problem = CannotListenError(address, key)
     path = address.removeprefix("unix://")
     # gRPC would take the socket's file away from whoever listens there.
     if path != address and _listens(path):
         raise problem
+    target = address.replace("unix://", "unix:")
     try:
-        server.add_insecure_port(address.replace("unix://", "unix:"))
+        if credentials is None:
+            server.add_insecure_port(target)
+        else:
+            server.add_secure_port(target, credentials)
     except RuntimeError as error:
         raise problem from error
 

@@ -9,9 +9,10 @@ Rules this module keeps:
 
 from __future__ import annotations
 
+import secrets
 import socket
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ class Plan:
         engines: the vLLM endpoints, ``host:port``.
         emulated: the ports of the engines that the stand itself must start.
         config: the configuration, as text and parsed.
+        token: an admin's, for the control API.
     """
 
     directory: Path
@@ -53,11 +55,17 @@ class Plan:
     emulated: tuple[int, ...]
     text: str
     config: Config
+    token: str = field(repr=False)
 
     @property
     def metrics_url(self) -> str:
         """Return where Tidegate's metrics are."""
         return f"http://{self.config.listen.http}/metrics"
+
+    @property
+    def token_file(self) -> Path:
+        """Return where the token is put down, for those who may read it."""
+        return self.directory / "control.token"
 
     def emulator_command(self, port: int) -> list[str]:
         """Return the command of an emulated engine: small, so that a peak is easily made."""
@@ -104,6 +112,10 @@ def make_plan(
         "http": f"127.0.0.1:{free_port()}",
         "control": f"127.0.0.1:{free_port()}",
     }
+    settings["control"] = {
+        "tokens": str(directory / "control-tokens.yaml"),
+        "directory": str(directory / "control"),
+    }
     settings["envoy"] = {
         **settings.get("envoy", {}),
         "listener": envoy,
@@ -116,7 +128,8 @@ def make_plan(
     settings["pools"] = {"*": {**defaults, **first, "endpoints": {"static": endpoints}}}
     text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
     parsed = parse(text, file=config or directory / "tidegate.yaml")
-    return Plan(directory, envoy, tuple(endpoints), emulated, text, parsed)
+    token = secrets.token_urlsafe(32)
+    return Plan(directory, envoy, tuple(endpoints), emulated, text, parsed, token)
 
 
 def free_port(wanted: int = 0) -> int:

@@ -18,6 +18,8 @@ from functools import partial
 import aiohttp
 from rich.console import Console
 
+from extproc.config import Role
+from extproc.control.auth import token_line
 from extproc.envoyconf.binary import find_envoy
 from extproc.stand.children import Child, child
 from extproc.stand.plan import Plan, tidegate
@@ -40,6 +42,7 @@ async def running(plan: Plan) -> AsyncIterator[tuple[Child, ...]]:
     """
     envoy = find_envoy()
     (plan.directory / "tidegate.yaml").write_text(plan.text, encoding="utf-8")
+    _put_down_token(plan)
     from extproc.envoyconf.bootstrap import bootstrap  # 20 MiB that `tidegate serve` has no use for
 
     (plan.directory / "envoy.yaml").write_text(bootstrap(plan.config), encoding="utf-8")
@@ -66,6 +69,15 @@ async def running(plan: Plan) -> AsyncIterator[tuple[Child, ...]]:
         # Last: Envoy would find the others sick, and look again only after a while.
         await start(("envoy", envoy_command, f"http://{plan.config.envoy.admin}/ready"))
         yield tuple(children)
+
+
+def _put_down_token(plan: Plan) -> None:
+    """Write the operator's token, and what Tidegate knows of it, for this user's eyes only."""
+    known = token_line(plan.token, "stand", Role.ADMIN)
+    for file, text in ((plan.token_file, f"{plan.token}\n"), (plan.config.control.tokens, known)):
+        if file is not None:
+            file.touch(mode=0o600)
+            file.write_text(text, encoding="utf-8")
 
 
 async def _until(started: Child, ready: Callable[[], Awaitable[bool]]) -> None:
@@ -147,6 +159,7 @@ Tidegate is up.
   engines   {", ".join(f"http://{each}" for each in plan.engines)}{" (emulated)" if plan.emulated else ""}
   metrics   {plan.metrics_url}
   envoy     http://{plan.config.envoy.admin}
+  control   {plan.config.listen.control}   (token in {plan.token_file})
   files     {plan.directory}
 
 Tenants: {tenants or "none of their own"}. In a shell:
@@ -177,6 +190,12 @@ print(client.messages.create(
 Make a peak in a second terminal:
 
 {shlex.join(load)}
+
+Or turn away all but payments, and go back:
+
+export TIDEGATE_CONTROL={plan.config.listen.control} TIDEGATE_TOKEN_FILE={plan.token_file}
+{shlex.join([*tidegate(), "mode", "set", "transactions_only", "--reason", "a try"])}
+{shlex.join([*tidegate(), "mode", "set", "normal", "--reason", "tried"])}
 
 Ctrl-C stops it all.
 """
