@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -27,6 +27,7 @@ from extproc.config.values import (
     Address,
     ClassName,
     Count,
+    DatabaseUrl,
     FilePath,
     FinishReason,
     HeaderName,
@@ -38,6 +39,7 @@ from extproc.config.values import (
     StopOn,
     StopText,
     TenantName,
+    TimeZone,
     UrlPath,
     is_local,
 )
@@ -340,10 +342,11 @@ class EnvoyConfig(_Model):
 
 
 class Quota(_Model):
-    """What a plan contains per period."""
+    """What a plan contains per period: from midnight to midnight, or month to month, in a time zone."""
 
     tokens: int = Field(ge=0, le=1 << 53)
     period: Literal["day", "month"] = "month"
+    time_zone: TimeZone = "UTC"
 
 
 class Plan(_Model):
@@ -359,10 +362,16 @@ class Plan(_Model):
 
 
 class State(_Model):
-    """Where shared and durable state lives."""
+    """Where shared and durable state lives.
+
+    ``database`` holds the ledger of quotas. ``outbox`` is a file of this very Tidegate, in which
+    charges wait while the database cannot be reached; it grows to ``outbox_limit``.
+    """
 
     redis: str | None = Field(default=None, pattern=r"^rediss?://")
-    database: str = Field(default="sqlite:///tidegate.db", pattern=r"^(sqlite|postgresql)://")
+    database: DatabaseUrl = "sqlite:///tidegate.db"
+    outbox: FilePath = Path("tidegate-outbox.db")
+    outbox_limit: Annotated[Size, Field(ge=1 << 20)] = 1 << 30
 
 
 DEFAULT_CLASSES: dict[str, ClassConfig] = {

@@ -7,6 +7,7 @@ import re
 import string
 from pathlib import Path
 from typing import Annotated, Literal
+from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
@@ -129,3 +130,33 @@ PoolName = Annotated[str, Field(pattern=r"^[!-~]{1,256}$")]
 """A model's name, or ``*``; it is told in a header and names a cluster."""
 FilePath = Annotated[Path, AfterValidator(_relative_to_file)]
 """A path; where it is relative, it is so to the configuration file."""
+
+
+def _sqlite_relative_to_file(url: str, info: ValidationInfo) -> str:
+    path = url.removeprefix("sqlite:///")
+    if path in (url, "") or path.startswith(("/", ":")):
+        return url
+    return f"sqlite:///{_relative_to_file(Path(path), info)}"
+
+
+DatabaseUrl = Annotated[
+    str,
+    Field(pattern=r"^(sqlite:///[^?#]+|postgresql://.+)$"),
+    AfterValidator(_sqlite_relative_to_file),
+]
+"""``sqlite:///relative``, relative to the configuration file, ``sqlite:////absolute`` or
+``postgresql://…``."""
+
+
+def _known_zone(name: str) -> str:
+    try:
+        ZoneInfo(name)
+    except (KeyError, OSError, ValueError) as error:  # not there, or no name at all
+        raise ValueError(
+            "write a time zone of the IANA list, such as Asia/Shanghai or UTC"
+        ) from error
+    return name
+
+
+TimeZone = Annotated[str, AfterValidator(_known_zone)]
+"""A name in the IANA time zone database."""

@@ -1,0 +1,125 @@
+"""Opening the ledger's database, SQLite or PostgreSQL.
+
+Rules this module keeps:
+
+* One writer at a time, in both: what writes begins with `writing`, which waits for whoever is at it.
+  So transactions are numbered in the order in which they become visible, and none ever deadlocks.
+* Readers wait for nobody.
+* Nothing waits for ever: a database that hangs or is locked is an error after some seconds.
+* An error names the database without its password.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config as AlembicConfig
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy.engine import URL, Connection, Engine, make_url
+from sqlalchemy.exc import ArgumentError
+
+CONNECT_SECONDS = 5
+STATEMENT_SECONDS = 30
+LOCK_SECONDS = 10
+_WRITERS = 0x7469646567617465  # "tidegate": names the lock that writers hold in PostgreSQL
+
+
+class LedgerUnavailableError(RuntimeError):
+    """The ledger cannot be opened; the text says what to do."""
+
+
+def open_database(url: str) -> Engine:
+    """Return an engine for ``sqlite:///path`` or ``postgresql://…``; nothing is connected yet.
+
+    Raises:
+        LedgerUnavailableError: the URL cannot be read, or its driver is not installed.
+    """
+    try:
+        parsed = make_url(url)
+        if parsed.get_backend_name() == "sqlite":
+            return _sqlite(parsed)
+        return _postgresql(parsed)
+    except ArgumentError as error:
+        raise LedgerUnavailableError(
+            "state.database: write sqlite:///path or postgresql://…"
+        ) from error
+    except ModuleNotFoundError as error:
+        raise LedgerUnavailableError(
+            "PostgreSQL needs its driver: pip install 'tidegate[postgres]'"
+        ) from error
+
+
+def _sqlite(url: URL) -> Engine:
+    engine = sa.create_engine(url, hide_parameters=True, connect_args={"timeout": LOCK_SECONDS})
+
+    @sa.event.listens_for(engine, "connect")
+    def _connected(connection: Any, _record: object) -> None:
+        connection.isolation_level = None  # we say BEGIN ourselves: the driver would not for DDL
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @sa.event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        writes = connection.get_execution_options().get("writes", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    return engine
+
+
+def _postgresql(url: URL) -> Engine:
+    timeouts = f"-c statement_timeout={STATEMENT_SECONDS}s -c lock_timeout={LOCK_SECONDS}s"
+    return sa.create_engine(
+        url.set(drivername="postgresql+psycopg"),
+        connect_args={
+            "connect_timeout": CONNECT_SECONDS,
+            "options": timeouts,
+            "keepalives_idle": CONNECT_SECONDS,
+            "tcp_user_timeout": 1000 * LOCK_SECONDS,
+        },
+        hide_parameters=True,
+        pool_size=1,
+        max_overflow=1,
+        pool_pre_ping=True,
+    )
+
+
+@contextmanager
+def writing(engine: Engine) -> Iterator[Connection]:
+    """Give a connection in a transaction that is the only one to write; commit it at the end."""
+    with engine.connect().execution_options(writes=True) as connection, connection.begin():
+        if engine.dialect.name == "postgresql":
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_WRITERS)))
+        yield connection
+
+
+def migrate(engine: Engine) -> None:
+    """Bring the tables up to what this Tidegate needs; safe where several start at once.
+
+    Raises:
+        LedgerUnavailableError: a newer Tidegate has made the tables.
+    """
+    config = AlembicConfig()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    newest = ScriptDirectory.from_config(config)
+    with engine.connect() as connection:
+        found = MigrationContext.configure(connection).get_current_revision()
+    if found == newest.get_current_head():
+        return
+    if found is not None and found not in {step.revision for step in newest.walk_revisions()}:
+        raise LedgerUnavailableError(
+            f"a newer Tidegate has made this ledger's tables (revision {found}): install that one"
+        )
+    with writing(engine) as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+
+
+def shown(engine: Engine) -> str:
+    """Return the URL without its password."""
+    return engine.url.render_as_string(hide_password=True)
