@@ -97,7 +97,12 @@ def start_postgres(home: Path) -> PostgresServer:
     subprocess.run(
         [*initdb, "--no-sync", "--no-instructions"], check=True, user=user, cwd=home, stdout=-3
     )
-    settings = {"listen_addresses": "", "unix_socket_directories": home, "shared_buffers": "64MB"}
+    settings = {
+        "listen_addresses": "",
+        "unix_socket_directories": home,
+        "shared_buffers": "64MB",
+        "fsync": "off",
+    }
     options = [str(text) for key, value in settings.items() for text in ("-c", f"{key}={value}")]
     with (home / "log").open("wb") as log:
         process = subprocess.Popen(
