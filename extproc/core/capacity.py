@@ -19,6 +19,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from extproc.core.classes import ServiceClass
 from extproc.core.endpoint import PACE, Endpoint, Timing
 from extproc.core.lengths import AdaptiveQuantile, Lengths
@@ -74,8 +76,7 @@ class PoolLimits:
     block_size: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(msgspec.Struct, frozen=True, gc=False):
     """The numbers that a capacity decision rests on.
 
     Attributes:
@@ -111,6 +112,7 @@ class Pool:
         self._watermarks = Watermarks(self.classes)
         self._lost = LostEnds()
         self._usable: dict[str, Usable | None] = {}
+        self._known: list[Usable] | None = None
         self._room: Room | None = None
         self._observed: float | None = None
         self._tightening = 1.0
@@ -205,8 +207,18 @@ class Pool:
         state = self.endpoints.get(promise.endpoint or "")
         return 0.0 if state is None else state.promises.generated(promise, now)
 
-    def reserve(self, exchange: str, demand: Demand, endpoint: str | None, now: float) -> None:
-        """Take an exchange in, where `place` put it; once, however often it is said."""
+    def reserve(
+        self,
+        exchange: str,
+        demand: Demand,
+        endpoint: str | None,
+        now: float,
+        left: float | None = None,
+    ) -> None:
+        """Take an exchange in, where `place` put it; once, however often it is said.
+
+        ``left``: tokens that each of its sequences will probably generate, where `place` has told.
+        """
         if exchange in self._promises:
             return
         self._admitted += 1
@@ -215,7 +227,7 @@ class Pool:
         state = self.endpoints.get(endpoint or "")
         if state is not None:
             state.dispatch(demand, now)
-            self._book(promise, state, 0.0, now)
+            self._book(promise, state, 0.0, left, now)
 
     def moved(self, exchange: str, endpoint: str, now: float) -> None:
         """Correct the books: this endpoint serves the exchange, whatever was planned.
@@ -227,7 +239,7 @@ class Pool:
             return
         generated = self.generated(promise, now)
         self._unbook(promise)
-        self._book(promise, state, generated, now)
+        self._book(promise, state, generated, None, now)
 
     def release(self, exchange: str) -> Promise | None:
         """Count an exchange out and return what it held; None, and no harm, where it is not in."""
@@ -259,9 +271,11 @@ class Pool:
         self._changed(state.name, freed=False)
         self._survey_at = -math.inf
 
-    def _book(self, promise: Promise, state: Endpoint, generated: float, now: float) -> None:
+    def _book(
+        self, promise: Promise, state: Endpoint, generated: float, left: float | None, now: float
+    ) -> None:
         size = state.size(promise.demand)
-        state.promises.add(promise, size=size, generated=generated, now=now)
+        state.promises.add(promise, size=size, generated=generated, left=left, now=now)
         promise.endpoint = state.name
         self._changed(state.name, freed=False)
 
@@ -318,15 +332,14 @@ class Pool:
 
     def squeeze(self, demand: Demand, now: float) -> Placement:
         """Return where a call fits best, though it may fit nowhere: the engine's queue takes it."""
+        self._refresh(now)
         found = self._fit(demand, NO_MARK, now) if self.endpoints else None
-        return found if isinstance(found, Placement) else Placement(None, False, None)
+        return found if isinstance(found, Placement) else Placement(None, False, None, 0.0)
 
     def _fit(self, demand: Demand, mark: float, now: float) -> Placement | Shortage:
-        self._refresh(now)
-        known, room = self._look(now), self._room
+        known, room, left = self._look(now), self._room, self._predict(demand, 0.0)
         if room is None:
-            return Placement(least_busy(tuple(self.endpoints.values())).name, False, None)
-        left = self._predict(demand, 0.0)
+            return Placement(least_busy(tuple(self.endpoints.values())).name, False, None, left)
         if self.limits.pick:
             found = pick(demand, left, mark, known, now)
         else:
@@ -363,6 +376,7 @@ class Pool:
     def _changed(self, endpoint: str, *, freed: bool) -> None:
         """Note that an endpoint's books changed, and whether there may be more room now."""
         self._usable.pop(endpoint, None)
+        self._known = None
         self._dirty = True
         self._freed = self._freed or freed
 
@@ -373,6 +387,7 @@ class Pool:
         """
         if now >= self._survey_at:
             self._usable.clear()
+            self._known = None
             self._survey(now)
             self._dirty = self._freed = True
         if self._dirty:
@@ -412,10 +427,12 @@ class Pool:
 
         What is known from long ago counts only where nothing newer is known of any.
         """
+        if self._known is not None:
+            return self._known
         cache = self._usable
         for name, state in self.endpoints.items():
             if name not in cache:
                 cache[name] = usable(state, now)
         found = [each for each in cache.values() if each is not None]
-        current = [each for each in found if each.tier < 2]
-        return current or found
+        self._known = [each for each in found if each.tier < 2] or found
+        return self._known

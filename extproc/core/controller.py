@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+import msgspec
+
 from extproc.core.capacity import Load, Placement, Pool, Shortage
 from extproc.core.classes import Classification
 from extproc.core.eviction import Evictor
@@ -47,8 +49,7 @@ class Action(StrEnum):
     PASS = "pass"  # noqa: S105
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True, gc=False):
     """A call that asks to be let in.
 
     Attributes:
@@ -90,8 +91,7 @@ class Candidate:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(msgspec.Struct, frozen=True, gc=False):
     """A gate's no, with the threshold that was not met and the number held against it.
 
     ``retry_after`` is the number of seconds after which it would be a yes, where the gate knows.
@@ -103,8 +103,7 @@ class Refusal:
     retry_after: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True, gc=False):
     """What was decided about a call, and on which numbers.
 
     ``endpoint`` is where it should go, or None where Envoy chooses. ``free`` is the predicted free
@@ -224,13 +223,15 @@ class Controller:
         found = self._place(call, pool, line, now)
         if isinstance(found, Placement):
             if line is not None:
-                line.queue.passed_by(service_class, _cost(call, pool), now)
+                cost = token_cost(call.prompt_tokens, call.choices * found.left)
+                line.queue.passed_by(service_class, cost, now)
             return _admit(found, load)
         if found.reason in _NO_ROOM and line is not None and service_class.max_wait > 0:
             return self._queue(call, pool, line, load, now)
         if found.reason in _NO_KV and service_class.strict:
-            squeezed = pool.squeeze(call.demand, now)
-            pool.reserve(call.id, call.demand, squeezed.endpoint, now)
+            demand = call.demand
+            squeezed = pool.squeeze(demand, now)
+            pool.reserve(call.id, demand, squeezed.endpoint, now, squeezed.left)
             return _admit(squeezed, load)
         return refuse(found, load)
 
@@ -305,9 +306,10 @@ class Controller:
     ) -> Placement | Shortage:
         """Find a place for a call and reserve it, or say why there is none."""
         spare = 0.0 if line is None else line.spare(call, pool)
-        found = pool.place(call.demand, now, spare)
+        demand = call.demand
+        found = pool.place(demand, now, spare)
         if isinstance(found, Placement):
-            pool.reserve(call.id, call.demand, found.endpoint, now)
+            pool.reserve(call.id, demand, found.endpoint, now, found.left)
         return found
 
     def _queue(self, call: Candidate, pool: Pool, line: Line, load: Load, now: float) -> Verdict:

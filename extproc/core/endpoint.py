@@ -17,6 +17,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from extproc.core.promises import Demand, Predict, Promise, Promises
 from extproc.core.readings import Freshness, Reading
 
@@ -52,8 +54,7 @@ class Timing:
     unknown_after: float
 
 
-@dataclass(frozen=True, slots=True)
-class Account:
+class Account(msgspec.Struct, frozen=True, gc=False):
     """What one endpoint, or several together, come to; all in tokens.
 
     Attributes:
@@ -90,23 +91,28 @@ class Account:
         """How much of what we count is really there, `LEAST_SHARE`..1."""
         return _share(self.seen, self.held)
 
-    def raised(self, tokens: float) -> Account:
-        """Return the account with a peak that is higher by so much."""
-        return Account(
-            self.capacity, self.peak + tokens, self.bias, self.held, self.seen, self.observed
-        )
-
     @property
     def predicted(self) -> float:
         """Free ratio at the worst moment to come; under 0 where more is promised than fits."""
-        return round(1.0 - (self.share * self.peak + max(0.0, self.bias)) / self.capacity, 6)
+        return self._predicted_after(0.0)
 
     @property
     def free(self) -> float:
         """The ratio that counts: as predicted, and never above what is observed."""
+        return self.free_after(0.0)
+
+    def free_after(self, more: float) -> float:
+        """Return the ratio that counts if the peak were so many tokens higher."""
         # Gauges are fractions of a block count: what lies under a millionth is binary noise, and
         # would put a pool with exactly 8 % free under its mark of 8 %.
-        return min(self.predicted, round(1.0 - self.observed / self.capacity, 6))
+        observed = round(1.0 - self.observed / self.capacity, 6)
+        predicted = self._predicted_after(more)
+        return min(observed, predicted)
+
+    def _predicted_after(self, more: float) -> float:
+        surplus = max(0.0, self.bias)
+        used = _share(self.seen, self.held) * (self.peak + more) + surplus
+        return round(1.0 - used / self.capacity, 6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +137,7 @@ class Endpoint:
         suspect: an exchange failed here since it was last read.
         surplus: how many more sequences we thought it had than it said, when last read.
         scrapes: how often it was read.
+        capacity: tokens that the KV cache holds, by the page or the configuration, or None.
     """
 
     def __init__(
@@ -152,7 +159,7 @@ class Endpoint:
         self.surplus = 0
         self.scrapes = 0
         self._timing = timing
-        self._blocks, self._block_size = blocks, block_size
+        self._resize(blocks, block_size)
         self._snapshot: _Snapshot | None = None
         self._dispatched = 0.0
         self._unread, self._unread_at = 0.0, -math.inf
@@ -174,13 +181,6 @@ class Endpoint:
         return self.suspect and self.problem is not None
 
     @property
-    def capacity(self) -> float | None:
-        """Tokens that the KV cache holds, by the page or the configuration; None where unknown."""
-        if self._blocks is None or self._block_size is None:
-            return None
-        return float(self._blocks * self._block_size)
-
-    @property
     def bias(self) -> float:
         """Tokens in use beyond our own, smoothed; under 0 where the engine has less than we think."""
         return self._bias
@@ -191,10 +191,10 @@ class Endpoint:
 
     def freshness(self, now: float) -> Freshness:
         """Return how far the reading can be trusted now."""
-        age = self.age(now)
-        if age > self._timing.unknown_after:
-            return Freshness.UNKNOWN
-        return Freshness.STALE if age > self._timing.stale_after else Freshness.FRESH
+        age = now - self.read_at
+        if age <= self._timing.stale_after:
+            return Freshness.FRESH
+        return Freshness.UNKNOWN if age > self._timing.unknown_after else Freshness.STALE
 
     def staleness(self, now: float) -> float:
         """Return 0 for a fresh reading up to 1 for an unknown one; 0 where there never was one."""
@@ -210,12 +210,18 @@ class Endpoint:
         the engine refuses a prompt that is longer.
         """
         size = demand.prompt + (self._block_size or 0) / 2
-        return min(size, self.capacity or math.inf)
+        return size if self.capacity is None else min(size, self.capacity)
 
     def in_blocks(self, tokens: float) -> float:
         """Return so many tokens rounded up to whole blocks."""
         block = self._block_size or 1
         return float(block * math.ceil(tokens / block - 1e-9))
+
+    def _resize(self, blocks: int | None, block_size: int | None) -> None:
+        self._blocks, self._block_size = blocks, block_size
+        self.capacity: float | None = None
+        if blocks is not None and block_size is not None:
+            self.capacity = float(blocks * block_size)
 
     # What comes and goes.
 
@@ -265,8 +271,7 @@ class Endpoint:
         self.reading, self.read_at = reading, read_at
         self.problem, self.suspect = None, False
         self.scrapes += 1
-        self._blocks = reading.blocks or self._blocks
-        self._block_size = reading.block_size or self._block_size
+        self._resize(reading.blocks or self._blocks, reading.block_size or self._block_size)
         if before is not None and passed > 0.0:
             self._measure(before, reading, passed)
         self._anchor(reading, snapshot, now)
@@ -350,4 +355,6 @@ class Endpoint:
 
 
 def _share(seen: float, held: float) -> float:
-    return 1.0 if held <= 0.0 else min(1.0, max(LEAST_SHARE, seen / held))
+    if seen >= held or held <= 0.0:
+        return 1.0
+    return max(LEAST_SHARE, seen / held)

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from extproc.core.endpoint import Account, Endpoint
 from extproc.core.promises import Demand
@@ -34,23 +35,23 @@ NO_MARK = -math.inf
 """The mark of a call that goes wherever it fits best: nothing is asked of the endpoint."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True, gc=False):
     """Where a call goes.
 
     Attributes:
         endpoint: where it is booked; None where there is none.
         chosen: whether Envoy should be told.
         free: what is free after it, or None where nothing is known.
+        left: tokens that each of its sequences is predicted to generate.
     """
 
     endpoint: str | None
     chosen: bool
     free: float | None
+    left: float
 
 
-@dataclass(frozen=True, slots=True)
-class Shortage:
+class Shortage(msgspec.Struct, frozen=True, gc=False):
     """Why a call does not fit: the mark that was not met, and the number held against it."""
 
     reason: Reason
@@ -58,8 +59,7 @@ class Shortage:
     value: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
+class Room(msgspec.Struct, frozen=True, gc=False):
     """What is free at one endpoint, or at several together.
 
     Attributes:
@@ -86,7 +86,7 @@ class Room:
         promises = state.promises
         promises.renew(now)
         both = promises.peak_with(demand, state.size(demand), left, now)
-        return self.account.raised(state.in_blocks(both) - state.in_blocks(promises.peak)).free
+        return self.account.free_after(state.in_blocks(both) - state.in_blocks(promises.peak))
 
     def shortage(self, mark: float, free: float) -> Shortage:
         """Say whether it is the observed or the predicted usage that leaves too little."""
@@ -96,8 +96,7 @@ class Room:
         return Shortage(Reason.KV_DEMAND, mark, free)
 
 
-@dataclass(frozen=True, slots=True)
-class Usable:
+class Usable(msgspec.Struct, frozen=True, gc=False):
     """An endpoint of which something is known.
 
     ``tier`` says how gladly it is used: 0 fresh, 1 old or failing, 2 unknown or down.
@@ -111,24 +110,29 @@ class Usable:
 def usable(state: Endpoint, now: float) -> Usable | None:
     """Return what is free at an endpoint, or None where nothing is known of it."""
     freshness = state.freshness(now)
+    unknown = freshness is Freshness.UNKNOWN
     observed = None
-    if state.reading is not None and freshness is not Freshness.UNKNOWN:
+    if state.reading is not None and not unknown:
         observed = round(1.0 - state.reading.kv_usage, 6)
     account = state.account(now)
-    tightening = 1.0 + STALE_TIGHTENING * state.staleness(now)
+    tightening = 1.0
+    if freshness is not Freshness.FRESH:
+        tightening += STALE_TIGHTENING * state.staleness(now)
     if account is not None:
-        room = Room(account, account.free, observed, tightening)
+        room = Room(account, account.free_after(0.0), observed, tightening)
     elif observed is not None:
         room = Room(None, observed, observed, tightening)
     else:
         return None
-    if freshness is Freshness.UNKNOWN or state.down:
+    if unknown or state.down:
         return Usable(2, state, room)
     return Usable(int(freshness is Freshness.STALE or state.problem is not None), state, room)
 
 
 def together(rooms: Sequence[Room]) -> Room:
     """Return several rooms as one; by their shares where the capacity of one is unknown."""
+    if len(rooms) == 1:
+        return rooms[0]
     accounts = [room.account for room in rooms if room.account is not None]
     if len(accounts) == len(rooms):
         account = Account.of_all(accounts)
@@ -169,12 +173,13 @@ def pick(
     best_free = -math.inf
     shortage: Shortage | None = None
     tried = 0
-    for each in sorted(among, key=lambda each: (each.tier, -each.room.free)):
+    order = sorted(among, key=_emptiest_first) if len(among) > 1 else among
+    for each in order:
         state, room = each.state, each.room
         worse = best is not None and (each.tier > best[0] or room.free < best_free - EQUAL)
         if worse or tried == MOST_TRIED:
             break
-        crowded = None if mark == NO_MARK else _crowded(demand, [state], now)
+        crowded = None if mark == NO_MARK else _crowded(demand, (state,), now)
         if crowded is not None:
             shortage = shortage or crowded
             continue
@@ -187,9 +192,13 @@ def pick(
         if best is None or rank < best:
             best, best_free = rank, free
     if best is not None:
-        return Placement(best[3], True, best_free)
+        return Placement(best[3], True, best_free, left)
     assert shortage is not None  # noqa: S101 (each endpoint has given one)
     return shortage
+
+
+def _emptiest_first(each: Usable) -> tuple[int, float]:
+    return each.tier, -each.room.free
 
 
 def spread(
@@ -203,7 +212,7 @@ def spread(
     free = room.after(demand, left, state, now)
     if free < mark * room.tightening and not _hopeless(demand, left, mark, room, state):
         return room.shortage(mark, free)
-    return Placement(state.name, False, free)
+    return Placement(state.name, False, free, left)
 
 
 def _hopeless(demand: Demand, left: float, mark: float, room: Room, state: Endpoint) -> bool:
@@ -223,12 +232,14 @@ def _crowded(demand: Demand, states: Sequence[Endpoint], now: float) -> Shortage
     However long it is, a prompt may come where none is before it.
     """
     service_class = demand.service_class
-    waiting = sum(state.unprefilled(now) for state in states) / len(states)
-    if waiting == 0.0 or service_class.strict:
+    if service_class.strict:
+        return None
+    waiting = sum([state.unprefilled(now) for state in states]) / len(states)
+    if waiting == 0.0:
         return None
     cap: float | None = service_class.prefill_cap
     if cap is None:
-        rate = sum(state.prefill_rate for state in states) / len(states)
+        rate = sum([state.prefill_rate for state in states]) / len(states)
         cap = service_class.prefill_wait * rate
     if waiting + demand.prompt <= cap:
         return None

@@ -26,9 +26,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import accumulate
 from operator import add
+
+import msgspec
 
 from extproc.core.classes import ServiceClass
 from extproc.core.tokens import PromptParts
@@ -37,8 +38,7 @@ GRACE = 16.0
 """Tokens, or share of its limit, that a sequence at its limit is taken to be from its end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(msgspec.Struct, frozen=True, gc=False):
     """What a call wants of an engine.
 
     Attributes:
@@ -58,8 +58,7 @@ class Demand:
     parts: PromptParts | None = None
 
 
-@dataclass(slots=True, eq=False)
-class Promise:
+class Promise(msgspec.Struct, eq=False, gc=False):
     """An exchange that was let in.
 
     Attributes:
@@ -173,13 +172,25 @@ class Promises:
         shorter = max(map(add, self._tops[place:], later), default=-math.inf)
         return max(self._highest[place], top, shorter + base)
 
-    def add(self, promise: Promise, *, size: float, generated: float, now: float) -> None:
-        """Take a promise on, of which so many tokens are generated already."""
+    def add(
+        self,
+        promise: Promise,
+        *,
+        size: float,
+        generated: float,
+        now: float,
+        left: float | None = None,
+    ) -> None:
+        """Take a promise on, of which so many tokens are generated already.
+
+        ``left``: tokens still to come, where they have been predicted.
+        """
         if not self._order:
             self.clock.restart(now)
         promise.size = size
         promise.since = promise.born = self.clock.read(now) - generated
-        left = self._predict(promise.demand, generated)
+        if left is None:
+            left = self._predict(promise.demand, generated)
         promise.first = promise.first or generated + left
         promise.finish = promise.born + generated + max(1.0, left)
         self._prompts += promise.demand.prompt * promise.demand.choices

@@ -115,7 +115,7 @@ def test_where_nothing_is_known_envoy_chooses(pool_of: PoolOf) -> None:
     made = pool_of("a", "b", pick=True)
     made.reserve("x", CALL, "a", 0.0)
 
-    assert made.place(CALL, 0.0) == Placement("b", False, None)
+    assert made.place(CALL, 0.0) == Placement("b", False, None, 100.0)
 
 
 def test_an_endpoint_of_which_only_the_usage_is_known_is_judged_by_it(
@@ -146,7 +146,7 @@ def test_a_strict_call_fits_as_long_as_there_is_room_and_not_longer(
     assert where(made.place(Demand(P0, "", 500, 100), 0.0)) == "a"
     assert why(made.place(Demand(P0, "", 900, 100), 0.0)) == ("kv_demand", 0.0)
     assert made.squeeze(Demand(P0, "", 900, 100), 0.0).endpoint == "a"
-    assert pool_of().squeeze(CALL, 0.0) == Placement(None, False, None)
+    assert pool_of().squeeze(CALL, 0.0) == Placement(None, False, None, 0.0)
     assert why(pool_of().place(CALL, 0.0)) == ("no_endpoint", None)
 
 
