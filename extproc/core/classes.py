@@ -15,6 +15,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from extproc.core.limits import Plan
 
 LONGEST_TENANT = 256
@@ -92,8 +94,7 @@ class Task:
     stop_on: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(msgspec.Struct, frozen=True, gc=False):
     """Who a caller says it is, and how far that is believed.
 
     Attributes:
@@ -107,8 +108,7 @@ class Claim:
     ambiguous: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Classification:
+class Classification(msgspec.Struct, frozen=True, gc=False):
     """The outcome: tenant, task, class, the limits in tokens, and who pays (None: nobody)."""
 
     tenant: str

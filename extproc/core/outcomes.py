@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 
 class Outcome(StrEnum):
@@ -18,8 +19,7 @@ class Outcome(StrEnum):
     """Cut, or turned away after all, to make room for a higher class."""
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(msgspec.Struct, frozen=True, gc=False):
     """How an exchange ended, with what the engine reported; None where it reported nothing.
 
     Attributes:

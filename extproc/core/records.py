@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+import msgspec
+
 from extproc.core.controller import Verdict
 from extproc.core.outcomes import Outcome
 
 
-@dataclass(frozen=True, slots=True)
-class Decided:
+class Decided(msgspec.Struct, frozen=True, gc=False):
     """One verdict, with what is needed to explain it. Never a prompt or a key.
 
     Attributes:
@@ -41,8 +42,7 @@ class Decided:
     shadow: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(msgspec.Struct, frozen=True, gc=False):
     """How an admitted exchange ended, by Envoy's access log; None where it does not tell.
 
     Attributes:

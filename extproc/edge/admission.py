@@ -22,8 +22,9 @@ Rules this module keeps:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
+
+from msgspec.structs import replace
 
 from extproc import contract
 from extproc.core.breaker import Breaker, key_of

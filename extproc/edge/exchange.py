@@ -35,9 +35,10 @@ reached us, as after Envoy's own 413) is continued unchanged and changes nothing
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
+
+import msgspec
 
 from extproc.edge.messages import (
     Answer,
@@ -65,8 +66,7 @@ class State(Enum):
     CLOSED = "closed"
 
 
-@dataclass(slots=True)
-class Request:
+class Request(msgspec.Struct, gc=False):
     """A whole request, as the gatekeeper judges it."""
 
     path: str
@@ -76,8 +76,7 @@ class Request:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
+class Judgement(msgspec.Struct, frozen=True, gc=False):
     """What the gatekeeper says of a request.
 
     Attributes:

@@ -4,6 +4,8 @@ Rules this module keeps:
 
 * While an exchange waits, or may be revoked, it is heard and its stream is watched at once: Envoy
   ends it when the client leaves. What Envoy says goes first.
+* What is answered at once is over: the stream ends here, which Envoy would do next, and the answer
+  costs one operation of gRPC's less.
 * One exchange per stream; whatever ends the stream (Envoy's end, a cancellation, a fault of ours)
   closes the exchange, so that nothing stays reserved.
 * What no protobuf can carry, a header that is not UTF-8, is answered with 400: as a fault of ours, one
@@ -25,7 +27,7 @@ from grpc import aio
 
 from extproc.core.reasons import Reason
 from extproc.edge import wire
-from extproc.edge.exchange import Exchange, Gatekeeper, Resolution
+from extproc.edge.exchange import Exchange, Gatekeeper, Resolution, State
 from extproc.edge.messages import Answer, Reply
 from extproc.openai import replies
 from extproc.openai.endpoints import Endpoint
@@ -86,6 +88,8 @@ class Processor:
                 del message  # it holds the body once more, perhaps for as long as the call waits
                 if reply is not None:
                     await context.write(wire.encode(reply))
+                if exchange.state is State.ANSWERED:
+                    break
         except Exception as error:
             log.error("exchange failed", extra=_told(error, exchange))
             await context.abort(grpc.StatusCode.INTERNAL, "exchange failed")

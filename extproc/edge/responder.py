@@ -12,6 +12,8 @@ import gzip
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from extproc import contract
 from extproc.core.classes import Classification
 from extproc.core.controller import Action, Candidate, Verdict
@@ -46,8 +48,7 @@ class Routing:
         return self.pools.get(model, self.default)
 
 
-@dataclass(slots=True)
-class Case:
+class Case(msgspec.Struct, gc=False):
     """A request that is being judged, with what the reply to it needs.
 
     Attributes:

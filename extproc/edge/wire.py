@@ -99,8 +99,9 @@ def _read_attributes(event: Event, attributes: Any) -> None:
     for struct in attributes.values():
         for name, value in struct.fields.items():
             text = value.string_value
-            if name.startswith(_HEADER_ATTRIBUTE):
-                headers[name[len(_HEADER_ATTRIBUTE) : -2]] = text
+            header = _header(name)
+            if header is not None:
+                headers[header] = text
             elif name == contract.PATH:
                 event.path = text
             elif name == contract.REQUEST_ID:
@@ -108,6 +109,13 @@ def _read_attributes(event: Event, attributes: Any) -> None:
             elif name == contract.UPSTREAM:
                 event.upstream = text
     event.headers = headers
+
+
+@lru_cache(maxsize=256)
+def _header(attribute: str) -> str | None:
+    """Return the header that an attribute is the value of."""
+    is_header = attribute.startswith(_HEADER_ATTRIBUTE)
+    return attribute[len(_HEADER_ATTRIBUTE) : -2] if is_header else None
 
 
 def _plain(value: Any) -> object:

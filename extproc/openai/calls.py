@@ -8,7 +8,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from msgspec import Raw, Struct
 
@@ -95,8 +95,7 @@ LIMITS: Mapping[Endpoint, Limits] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Struct, frozen=True, gc=False):
     """A request body, read. Its ``repr`` shows nothing of the prompt."""
 
     endpoint: Endpoint
@@ -120,13 +119,17 @@ class Call:
     """The engine answers at once and generates afterwards (responses only)."""
     gzipped: bool
     """The client sent gzip. A rewritten body is not: it has to become so again."""
-    body: bytes = field(repr=False)
+    body: bytes
     """What was read: decompressed, without byte order mark."""
-    lenient: bool = field(repr=False)
+    lenient: bool
     """Only the engine's own reader understood it; ``body`` is its JSON written anew."""
-    members: Members = field(repr=False)
-    limited: Members = field(repr=False)
+    members: Members
+    limited: Members
     """Where the limits are: ``members``, or what is in its ``sampling_params``."""
+
+    def __repr__(self) -> str:
+        kind = "stream" if self.stream else "answer"
+        return f"<Call {self.endpoint.value} {self.model!r}: {kind}, {len(self.body)} bytes>"
 
     @property
     def prompt_tokens(self) -> int:
@@ -139,5 +142,8 @@ class Call:
 
         The engine's precedence decides between several. It will refuse 0 and less.
         """
-        asked = (self.lengths.get(name) for name in LIMITS[self.endpoint].names)
-        return next((length for length in asked if length is not None), None)
+        for name in LIMITS[self.endpoint].names:
+            length = self.lengths.get(name)
+            if length is not None:
+                return length
+        return None

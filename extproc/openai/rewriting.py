@@ -200,4 +200,6 @@ def _crowded(body: bytes, members: Members) -> bool:
 def _raw(value: object) -> Raw:
     if isinstance(value, Raw):
         return value
+    if type(value) is int:  # What most changes are.
+        return Raw(b"%d" % value)
     return Raw(json.dumps(value, separators=(",", ":")).encode())

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
+from msgspec.structs import replace
 
 from extproc.edge.exchange import Judgement, Request, Resolution
 from extproc.edge.messages import Answer, Event, Forward, LabelResponse
