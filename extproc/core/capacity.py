@@ -267,7 +267,7 @@ class Pool:
 
     def _suspect(self, state: Endpoint) -> None:
         """An exchange failed here: where scrapes fail too, the endpoint is down until one works."""
-        state.suspect = True
+        state.failures += 1
         self._changed(state.name, freed=False)
         self._survey_at = -math.inf
 
@@ -312,13 +312,15 @@ class Pool:
         if service_class.strict:
             return self._fit(demand, 0.0, now)
         room = self._room
-        if room is not None and self._watermarks.closed(service_class):
-            return room.shortage(self._watermarks.mark(service_class, room.ratio), room.free)
+        if room is not None:
+            unmet = self._watermarks.unmet(service_class, room.ratio)
+            if unmet is not None:
+                return room.shortage(unmet, room.free)
         limit = self.concurrency_limit(service_class)
         limit = max(1, limit - math.floor(spare * self.limits.max_concurrency))
         if self.in_flight >= limit:
             return Shortage(Reason.CONCURRENCY, limit, self.in_flight)
-        return self._fit(demand, self._watermarks.required(service_class) + spare, now)
+        return self._fit(demand, service_class.close + spare, now)
 
     def output(self, demand: Demand) -> float:
         """Return how many tokens a call will probably generate, all choices together."""
@@ -419,8 +421,13 @@ class Pool:
             self._room = max(rooms, key=lambda room: room.ratio)
         else:
             self._room = together(rooms)
-        ratio = None if self._room is None else self._room.ratio
-        self._watermarks.judge(ratio, now, may_open=may_open)
+        room = self._room
+        self._watermarks.judge(
+            None if room is None else room.ratio,
+            now,
+            may_open=may_open,
+            own=1.0 if room is None or room.account is None else room.account.own,
+        )
 
     def _look(self, now: float) -> list[Usable]:
         """Return the endpoints of which something is known.

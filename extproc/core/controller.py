@@ -286,7 +286,7 @@ class Controller:
         if evictor is None:
             return ()
         line = self.lines.get(pool_name)
-        waiting = None if line is None else line.queue.strict_head(now)
+        waiting = None if line is None else line.queue.pressing(now)
         wanted = None if line is None or waiting is None else line.calls[waiting.id].demand
         return evictor.decide(now, wanted=wanted, cuttable=cuttable)
 

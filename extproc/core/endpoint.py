@@ -42,6 +42,9 @@ MOST_SECONDS = 5.0
 """However long ago the last comparison was, one alone does not change the share by more."""
 LEAST_SHARE = 0.3
 """However little the engine shows of what we count, this much of it counts."""
+MOST_FAILURES = 3
+"""Failures of exchanges since an endpoint was last read that show it is gone: its streams break all
+at once, and it would look empty. A single one may be the request's own fault."""
 LEAST_USAGE = 0.1
 """Under this KV usage a comparison says nothing about the share."""
 
@@ -92,6 +95,11 @@ class Account(msgspec.Struct, frozen=True, gc=False):
         return _share(self.seen, self.held)
 
     @property
+    def own(self) -> float:
+        """Free ratio at the worst moment to come if there were nothing but what we let in."""
+        return 1.0 - self.share * self.peak / self.capacity
+
+    @property
     def predicted(self) -> float:
         """Free ratio at the worst moment to come; under 0 where more is promised than fits."""
         return self._predicted_after(0.0)
@@ -134,7 +142,7 @@ class Endpoint:
         prefill_rate: prompt tokens that it reads per second, as learned.
         reading: the last one, or None; asked for at ``read_at``.
         problem: why the last scrape failed, or None where it did not.
-        suspect: an exchange failed here since it was last read.
+        failures: exchanges that failed here since it was last read.
         surplus: how many more sequences we thought it had than it said, when last read.
         scrapes: how often it was read.
         capacity: tokens that the KV cache holds, by the page or the configuration, or None.
@@ -155,7 +163,7 @@ class Endpoint:
         self.reading: Reading | None = None
         self.read_at = -math.inf
         self.problem: str | None = None
-        self.suspect = False
+        self.failures = 0
         self.surplus = 0
         self.scrapes = 0
         self._timing = timing
@@ -177,8 +185,8 @@ class Endpoint:
 
     @property
     def down(self) -> bool:
-        """Whether exchanges and scrapes fail, whichever did so first."""
-        return self.suspect and self.problem is not None
+        """Whether exchanges and scrapes fail, whichever did so first, or many exchanges."""
+        return self.failures >= MOST_FAILURES or (self.failures > 0 and self.problem is not None)
 
     @property
     def bias(self) -> float:
@@ -269,7 +277,7 @@ class Endpoint:
         if before is not None and reading.restarted_since(before):
             before, self._raw = None, None
         self.reading, self.read_at = reading, read_at
-        self.problem, self.suspect = None, False
+        self.problem, self.failures = None, 0
         self.scrapes += 1
         self._resize(reading.blocks or self._blocks, reading.block_size or self._block_size)
         if before is not None and passed > 0.0:
@@ -346,11 +354,12 @@ class Endpoint:
         share = _share(self._seen, self._held)
         if self.reading is None or self._raw is None or freshness is Freshness.UNKNOWN:
             bias, observed = 0.0, share * peak
-        elif freshness is Freshness.FRESH:
-            bias, observed = self._bias, self.reading.kv_usage * capacity
         else:
             own = self.promises.current(now) - self.unprefilled(now)
             bias, observed = self._bias, max(0.0, own + self._raw)
+            if freshness is Freshness.FRESH:
+                # What has ended since is gone; what came since is in the peak.
+                observed = min(observed, self.reading.kv_usage * capacity)
         return Account(capacity, peak, bias, self._held, self._seen, observed)
 
 

@@ -40,6 +40,9 @@ OUTPUT_WEIGHT = 2
 """What a generated token costs, in prompt tokens (Sheng et al. 2024, section 3)."""
 LOOK_AHEAD = 4
 """How many other tenants' calls are tried in one go where the first does not fit."""
+PRESSING = 0.5
+"""Seconds after which a strict call that waits is worth cutting others for: a cut brings its room no
+sooner than that (an engine hears of it after 0.1 s, a scrape after 0.2 more), and most find some."""
 MOST_PASSES = 8
 """How often a call that does not fit may be passed by others of its class."""
 
@@ -142,11 +145,12 @@ class Queue:
         """Return when `pump` has something to shed; infinite where nothing waits."""
         return -math.inf if self._displaced else min(lane.deadline() for lane in self._lanes)
 
-    def strict_head(self, now: float) -> Waiting | None:
-        """Return the strict call whose turn it is; None where none waits."""
+    def pressing(self, now: float) -> Waiting | None:
+        """Return the strict call whose turn it is, if it has waited for `PRESSING` already."""
         for lane in self._lanes:
             if lane.service_class.strict and lane.places:
-                return next(lane.in_turn(0, now)).call
+                place = next(lane.in_turn(0, now))
+                return place.call if now - place.offered >= PRESSING else None
         return None
 
     def predicted_wait(self, service_class: ServiceClass, tenant: str, now: float) -> float:

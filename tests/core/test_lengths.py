@@ -132,12 +132,12 @@ def test_preemptions_make_predictions_cautious_and_refusals_bold() -> None:
         adaptive.observe(0, float(second))
     assert adaptive.value == pytest.approx(0.6)  # nobody asked for more
 
-    for second in range(100, 200):
+    for second in range(100, 140):
         adaptive.refused()
         adaptive.observe(0, float(second))
     assert adaptive.value == pytest.approx(0.4)
 
-    for second in range(200, 500):
+    for second in range(140, 500):
         adaptive.refused()
         adaptive.observe(0, float(second))
     assert adaptive.value == pytest.approx(0.1)

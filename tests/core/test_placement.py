@@ -6,6 +6,7 @@ import pytest
 
 from extproc.core.capacity import Demand, Placement, Pool, Reading, Shortage
 from extproc.core.classes import ServiceClass
+from extproc.core.endpoint import MOST_FAILURES
 from extproc.core.outcomes import End, Outcome
 from extproc.core.reasons import Reason
 
@@ -96,6 +97,24 @@ def test_an_error_of_a_readable_endpoint_does_not_make_it_down(
     made.learn(held, End(Outcome.CLIENT_GONE))
 
     assert not made.endpoints["a"].down
+
+
+def test_many_failures_at_once_show_that_an_endpoint_is_gone_before_a_scrape_does(
+    pool_of: PoolOf, scraped: Scraped
+) -> None:
+    made = pool_of("dead", "busy", pick=True)
+    read(made, scraped, {"dead": 0.5, "busy": 0.8})
+    for number in range(MOST_FAILURES):
+        made.reserve(f"x{number}", CALL, "dead", 0.0)
+    for number in range(MOST_FAILURES):
+        assert where(made.place(CALL, 0.1)) == "dead"
+        held = made.release(f"x{number}")
+        assert held is not None
+        made.learn(held, End(Outcome.ENGINE_ERROR))
+    assert where(made.place(CALL, 0.1)) == "busy"
+
+    read(made, scraped, {"dead": 0.5}, 0.2)
+    assert where(made.place(CALL, 0.2)) == "dead"  # it was not
 
 
 def test_an_endpoint_is_down_whichever_failed_first(pool_of: PoolOf, scraped: Scraped) -> None:
@@ -189,13 +208,12 @@ def test_a_call_too_long_for_an_engine_is_the_engines_to_refuse(
     assert why(made.place(huge, 1.0)) == ("kv_watermark", 0.15)
 
 
-def test_a_call_too_long_for_an_engine_closes_no_class(pool_of: PoolOf, scraped: Scraped) -> None:
+def test_a_call_too_long_for_an_engine_bars_no_class(pool_of: PoolOf, scraped: Scraped) -> None:
     made = pool_of("a", pick=True)
     read(made, scraped, {"a": 0.0})
     made.reserve("x", Demand(P1, "", 1892, 100), "a", 0.0)  # 12.5 %
 
     assert why(made.place(Demand(P1, "", 100_000), 0.0)) == ("kv_demand", 0.08)
-    assert not made.is_closed(P2, 0.0)
+    assert where(made.place(CALL, 0.0)) == "a"
     assert why(made.place(Demand(P1, "", 13_000), 0.0)) == ("kv_demand", 0.08)
-    assert made.is_closed(P2, 0.0)
     assert made.place(CALL, 0.0) == Shortage(Reason.KV_DEMAND, 0.875, 0.875)
