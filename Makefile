@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: run load drill test test-fast test-vllm bench protos lint format clean
+.PHONY: run load drill test test-fast test-vllm fuzz bench protos lint format clean
 
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -30,6 +30,9 @@ test-fast: $(INSTALLED)  ## the tests that start no other program
 test-vllm: $(INSTALLED)  ## the tests against two real vLLM servers; builds .vllm (2.2 GB) the first time
 	$(BIN)/python -m tests.vllm.environment
 	$(BIN)/python -m pytest tests/vllm -m vllm
+
+fuzz: $(INSTALLED)  ## the fuzz tests with 200 times as many examples (about 20 minutes); ARGS='-k streams'
+	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -k fuzz -m 'not e2e and not vllm' $(ARGS)
 
 bench: $(INSTALLED)  ## measure against the bars and floors of the design; ARGS=--quick for a minute
 	$(BIN)/python -m bench $(ARGS)

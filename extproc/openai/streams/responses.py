@@ -133,6 +133,7 @@ class ResponsesDialect(Dialect):
                 self._items.append(self._kept(event.item))
                 self._item, self._at = ABSENT, event.output_index + 1
             case "response.content_part.added" | "response.reasoning_part.added":
+                _decode_type(event.part)
                 self._part, self._text, self._told = self._kept(event.part), [], False
             case "response.content_part.done" | "response.reasoning_part.done":
                 self._parts.append(self._kept(event.part))
@@ -197,7 +198,8 @@ class ResponsesDialect(Dialect):
             "usage": usage,
         }
         if self._note:
-            response["metadata"] = (response.get("metadata") or {}) | self._note
+            metadata = response.get("metadata")
+            response["metadata"] = (metadata if isinstance(metadata, dict) else {}) | self._note
         return self._event("response.completed", response=response)
 
     def end(self, ending: Ending) -> bytes:
@@ -265,8 +267,9 @@ class ResponsesDialect(Dialect):
         return self._event("response.output_item.done", output_index=place, item=item)
 
     def _place(self) -> Object:
+        item = _decode_object(self._item) if self._item else {}
         return {
-            "item_id": _decode_object(self._item).get("id", ""),
+            "item_id": item.get("id", ""),
             "output_index": self._at,
             "content_index": len(self._parts),
         }

@@ -103,10 +103,9 @@ class JsonReader(Editor):
             return
         try:
             answer = _decode(body)
-        except msgspec.ValidationError:
-            self._read_usage(body)
-            return
         except (msgspec.DecodeError, RecursionError):
+            with suppress(msgspec.DecodeError, RecursionError):
+                self._meter.read(_decode_usage(body).usage)
             return
         self._meter.read(answer.usage)
         if answer.error:
@@ -115,10 +114,6 @@ class JsonReader(Editor):
             self._finish = answer.choices[0].finish_reason
         else:
             self._finish = answer.stop_reason or answer.status
-
-    def _read_usage(self, body: bytearray) -> None:
-        with suppress(msgspec.ValidationError):  # No object.
-            self._meter.read(_decode_usage(body).usage)
 
 
 class EncodedReader(Editor):

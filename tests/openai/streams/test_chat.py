@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from extproc.openai import sse
 from extproc.openai.early_stop import EarlyStop
 from extproc.openai.endpoints import Endpoint
 from extproc.openai.streams import Edit, Editor, Ending, Usage
@@ -242,6 +243,17 @@ def test_what_cannot_end_well_is_not_ended(editor: Make, delivered: bytes) -> No
     assert (before, running.cuttable) == (True, False)
     assert running.cut(ENDING) is None
     assert running.feed(say("[1]") + DONE) == Edit(say("[1]") + DONE)
+
+
+def test_after_an_event_that_was_too_long_to_read_it_is_not_ended(
+    editor: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sse, "LONGEST_EVENT", 400)
+    running = editor(CHAT)
+    running.feed(ROLE)
+    passed = running.feed(b"data: " + b"x" * 500).data + running.feed(b"y\n\n" + DONE[:5]).data
+    assert passed == b"data: " + b"x" * 500 + b"y\n\n"
+    assert running.cut(ENDING) is None
 
 
 def test_structured_output_is_not_ended(editor: Make) -> None:
