@@ -29,11 +29,13 @@ from extproc.control.levers import Levers
 from extproc.control.operations import Operations
 from extproc.control.pb import (
     audit_pb2_grpc,
+    callers_pb2_grpc,
     modes_pb2_grpc,
     state_pb2_grpc,
     thresholds_pb2_grpc,
 )
 from extproc.control.services.audit import AuditService
+from extproc.control.services.callers import CallerService
 from extproc.control.services.modes import ModeService
 from extproc.control.services.state import StateService, View
 from extproc.control.services.thresholds import ThresholdService
@@ -46,6 +48,7 @@ from extproc.telemetry.recorder import Recorder
 log = logging.getLogger(__name__)
 
 NEEDED = {
+    "/tidegate.v1.CallerService/GetCaller": Role.VIEWER,
     "/tidegate.v1.StateService/GetState": Role.VIEWER,
     "/tidegate.v1.StateService/WatchState": Role.VIEWER,
     "/tidegate.v1.ModeService/GetMode": Role.VIEWER,
@@ -163,6 +166,10 @@ class ControlRoom:
                 ThresholdService(self.operations, self._levers, self._callers),
             ),
             (audit_pb2_grpc.add_AuditServiceServicer_to_server, AuditService(self._audit)),
+            (
+                callers_pb2_grpc.add_CallerServiceServicer_to_server,
+                CallerService(self._callers),
+            ),
         ]
         for add, service in services:
             add(service, server)

@@ -20,6 +20,7 @@ from extproc import app
 from extproc.config import ConfigError, Role, parse
 from extproc.control import auth, pb
 from extproc.control.auth import Callers, digest, may, token_line
+from extproc.control.pb import callers_pb2, callers_pb2_grpc
 from extproc.control.room import NEEDED
 
 ROLES = [role.value for role in Role]
@@ -69,6 +70,13 @@ async def test_each_method_is_for_its_role_and_those_above(served: Any, name: st
     for nobody in ("", "guess", "x" * 5000):
         code = await call(await served.as_(nobody), name)
         assert code is grpc.StatusCode.UNAUTHENTICATED
+
+
+@pytest.mark.parametrize("role", ["viewer", "operator", "admin"])
+async def test_callers_can_ask_who_they_are(served: Any, role: str) -> None:
+    stub = callers_pb2_grpc.CallerServiceStub(await served.as_(role))
+    caller = await stub.GetCaller(callers_pb2.GetCallerRequest())
+    assert (caller.who, caller.role) == (f"the-{role}", role)
 
 
 def test_no_method_lacks_a_role_and_only_changes_ask_for_more_than_looking() -> None:
