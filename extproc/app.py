@@ -24,9 +24,10 @@ from aiohttp import web
 from grpc import aio
 from grpc_health.v1 import health_pb2
 
-from extproc.config import Config, catalog_of, load_keys, load_ticket_key, pool_limits
+from extproc.config import Config, agent_policy, catalog_of, load_keys, load_ticket_key, pool_limits
 from extproc.control.levers import Levers
 from extproc.control.room import ControlRoom
+from extproc.core.agents.rules import AgentGate, Agents
 from extproc.core.breaker import Breaker, BreakerGate, Key, Rules
 from extproc.core.capacity import Pool
 from extproc.core.classes import ServiceClass
@@ -43,6 +44,8 @@ from extproc.core.tickets import Tickets
 from extproc.edge import server
 from extproc.edge.access_log import AccessLog
 from extproc.edge.admission import Admission
+from extproc.edge.agent_identity import SOURCES
+from extproc.edge.agents import AgentDesk
 from extproc.edge.endings import Endings
 from extproc.edge.identity import FromApiKey, FromHeader, FromMetadata, IdentitySource
 from extproc.edge.processor import Processor
@@ -52,6 +55,7 @@ from extproc.edge.wording import Wording
 from extproc.engines.fleet import Fleet
 from extproc.quota.gates import QuotaGate, RateGate
 from extproc.quota.meter import LocalMeter
+from extproc.telemetry.agents import AgentCollector
 from extproc.telemetry.breaker import BreakerCollector
 from extproc.telemetry.http import pages
 from extproc.telemetry.metrics import LineCollector, Metrics, PoolCollector
@@ -106,7 +110,7 @@ class EngineBooks:
 
 
 class Ends:
-    """Tells the controller, the breaker, the meter and the metrics how exchanges ended."""
+    """Tells the controller, the breaker, the meter, the agents and the metrics how exchanges ended."""
 
     def __init__(
         self,
@@ -114,17 +118,21 @@ class Ends:
         metrics: Metrics,
         breaker: Breaker | None,
         meter: Meter | None,
+        desk: AgentDesk | None,
         clock: Callable[[], float],
     ) -> None:
         self._controller = controller
         self._metrics = metrics
         self._breaker = breaker
         self._meter = meter
+        self._desk = desk
         self._clock = clock
 
     def ended(self, record: Ended) -> None:
         """An admitted exchange is over; records of pools that are not ours (any more) only count."""
         self._metrics.ended(record)
+        if self._desk is not None:
+            self._desk.ended(record)
         if record.pool in self._controller.pools:
             end = End(
                 record.outcome, record.prompt_tokens, record.completion_tokens, record.seconds
@@ -182,9 +190,14 @@ def build(config: Config) -> Tidegate:
     breaker = _breaker(config)
     recorder = Recorder(time.time) if config.control.enabled else None
     mode = ModeGate(catalog.classes)
+    pump = Pump(clock)
+    desk = _desk(config, clock, pump)
     gates: list[Gate] = [RequestLimits(config.requests.max_body)]
     if recorder is not None:
         gates.insert(0, mode)
+    if desk is not None:
+        gates.append(AgentGate(desk.agents))
+        metrics.registry.register(AgentCollector(desk.agents))
     if breaker is not None:
         gates.append(BreakerGate(breaker))
         metrics.registry.register(BreakerCollector(breaker))
@@ -192,8 +205,7 @@ def build(config: Config) -> Tidegate:
     if meter is not None:
         gates += (RateGate(meter), QuotaGate(meter))
     controller = Controller(pools, gates, lines)
-    pump = Pump(clock)
-    endings = Endings(Ends(controller, metrics, breaker, meter, clock).ended, clock)
+    endings = Endings(Ends(controller, metrics, breaker, meter, desk, clock).ended, clock)
     admission = Admission(
         catalog=catalog,
         controller=controller,
@@ -211,6 +223,7 @@ def build(config: Config) -> Tidegate:
         wall_clock=time.time,
         bell=pump.ring,
         breaker=breaker,
+        desk=desk,
     )
     books = EngineBooks(pools, clock, admission.capacity_changed)
     control: ControlRoom | None = None
@@ -300,6 +313,19 @@ def _id_source(rng: random.Random) -> Callable[[], str]:
     prefix = f"{rng.getrandbits(48):012x}"
     numbers = itertools.count(1)
     return lambda: f"{prefix}{next(numbers):08x}"
+
+
+def _desk(config: Config, clock: Callable[[], float], pump: Pump) -> AgentDesk | None:
+    policy = agent_policy(config)
+    if config.agents is None or policy is None:
+        return None
+    return AgentDesk(
+        Agents(policy),
+        [SOURCES[place] for place in config.agents.identity],
+        default_tenant=config.identity.default_tenant,
+        clock=clock,
+        bell=pump.ring,
+    )
 
 
 def _breaker(config: Config) -> Breaker | None:

@@ -35,6 +35,20 @@ TICKET_HEADER = "x-tidegate-ticket"
 """Names a reserved place: given with a fallback, and taken from clients that come again with it."""
 TASK_HEADER = "x-task-type"
 
+AGENT_HEADERS = {
+    "headers": (
+        "x-agent-run-id",
+        "x-agent-task-id",
+        "x-agent-parent-id",
+        "x-agent-depends-on",
+        "x-agent-depth",
+    ),
+    "metadata": (),
+    "baggage": ("baggage",),
+    "traceparent": ("traceparent",),
+}
+"""What each place where a call can name its run reads of the headers; see ``agents.identity``."""
+
 PATH = "request.path"
 REQUEST_ID = "request.id"
 UPSTREAM = "upstream.address"
@@ -54,6 +68,9 @@ def header_attribute(name: str) -> str:
 def request_headers(config: Config) -> tuple[str, ...]:
     """Return the request headers that this configuration reads, in lower case, sorted."""
     names = {TASK_HEADER, TICKET_HEADER, "accept-language"}
+    if config.agents is not None:
+        for place in config.agents.identity:
+            names.update(AGENT_HEADERS[place])
     for source in config.identity.sources:
         if source.header is not None:
             names.add(source.header.name)

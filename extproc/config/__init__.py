@@ -15,6 +15,7 @@ from extproc.config.load import (
 )
 from extproc.config.model import Config, Endpoints, PoolConfig, Scrape
 from extproc.config.plans import plans
+from extproc.config.runs import agent_policy
 
 __all__ = [
     "AdjustmentError",
@@ -30,6 +31,7 @@ __all__ = [
     "Scrape",
     "Token",
     "adjusted",
+    "agent_policy",
     "catalog_of",
     "laid_over",
     "load",

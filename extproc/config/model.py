@@ -20,6 +20,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from extproc.config.agents import AgentLimits, AgentsConfig
 from extproc.config.base import Section as _Model
 from extproc.config.breaker import BreakerConfig
 from extproc.config.control import ControlConfig
@@ -136,6 +137,7 @@ class TenantConfig(_Model):
     plan: str | None = None
     finish_reason: FinishReason | None = None
     language: Literal["zh", "en"] | None = None
+    agents: AgentLimits | None = None
 
 
 class TaskMatch(_Model):
@@ -414,6 +416,7 @@ class Config(_Model):
     requests: Requests = Requests()
     fallback: FallbackConfig = FallbackConfig()
     tickets: TicketsConfig = TicketsConfig()
+    agents: AgentsConfig | None = None
     breaker: BreakerConfig | None = None
     control: ControlConfig = ControlConfig()
     envoy: EnvoyConfig = EnvoyConfig()
@@ -431,6 +434,8 @@ class Config(_Model):
         for name, tenant in self.tenants.items():
             if tenant.class_ not in self.classes:
                 yield f"tenants.{name}.class: there is no class {tenant.class_}"
+            if tenant.agents is not None and self.agents is None:
+                yield f"tenants.{name}.agents: there is no section agents"
             if tenant.plan is not None and tenant.plan not in self.plans:
                 yield f"tenants.{name}.plan: there is no plan {tenant.plan}"
         for name, task in self.tasks.items():
@@ -452,8 +457,10 @@ class Config(_Model):
 
     def _outwaited(self) -> Iterator[str]:
         name, longest = max(self.classes.items(), key=lambda item: item[1].max_wait)
-        if self.envoy.message_timeout <= longest.max_wait:
-            yield f"envoy.message_timeout: must be over classes.{name}.max_wait"
+        dependencies = 0.0 if self.agents is None else self.agents.dependency_wait
+        if self.envoy.message_timeout <= longest.max_wait + dependencies:
+            more = " and agents.dependency_wait together" if dependencies else ""
+            yield f"envoy.message_timeout: must be over classes.{name}.max_wait{more}"
         if self.tickets.window < self.fallback.retry_after:
             yield "tickets.window: must not be under fallback.retry_after"
 

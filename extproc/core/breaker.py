@@ -29,6 +29,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
+from typing import NamedTuple
 
 from extproc.core.baselines import Baseline, log_length
 from extproc.core.capacity import Pool
@@ -112,8 +113,7 @@ class Rules:
     relearn: float = 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(NamedTuple):
     """Whose lengths are compared with one another: those of a tenant's task on one model."""
 
     pool: str

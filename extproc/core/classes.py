@@ -146,7 +146,15 @@ class Catalog:
     task_by_path: Mapping[str, str]
     task_by_model: Mapping[str, str]
 
-    def classify(self, claim: Claim, *, task: str, path: str, model: str) -> Classification:
+    def classify(
+        self,
+        claim: Claim,
+        *,
+        task: str,
+        path: str,
+        model: str,
+        root: ServiceClass | None = None,
+    ) -> Classification:
         """Return class and limits for a call.
 
         Args:
@@ -154,11 +162,14 @@ class Catalog:
             task: the task header, or "" where there is none; an unknown task is no task.
             path: the request's path without its query.
             model: the model as the client wrote it.
+            root: the class of the agent's run that the call is part of, or None. It takes the place
+                of the task's; the tenant's own is never exceeded.
         """
         tenant, service_class = self._tenant(claim)
         purpose = self._task(task, path, model)
-        if purpose.ceiling is not None:
-            service_class = _lower(service_class, purpose.ceiling)
+        ceiling = root or purpose.ceiling
+        if ceiling is not None:
+            service_class = _lower(service_class, ceiling)
         return Classification(
             tenant=claim.tenant or self.default_tenant.name,
             task=purpose.name,

@@ -25,6 +25,12 @@ class Reason(StrEnum):
     BAD_REQUEST = "bad_request"
     BODY_TOO_LARGE = "body_too_large"
     PROMPT_TOO_LONG = "prompt_too_long"
+    AGENT_FANOUT = "agent_fanout"
+    AGENT_DEPTH = "agent_depth"
+    AGENT_BUDGET = "agent_budget"
+    AGENT_LOOP = "agent_loop"
+    AGENT_CYCLE = "agent_cycle"
+    DEPENDENCY_UNMET = "dependency_unmet"
     BREAKER_OUTPUT_LENGTH = "breaker_output_length"
     RATE_LIMITED = "rate_limited"
     QUOTA_EXHAUSTED = "quota_exhausted"
@@ -85,6 +91,10 @@ def _error(status: int, code: str) -> ReplyStyle:
     return ReplyStyle(ReplyKind.ERROR, status, code)
 
 
+def _final(status: int, code: str) -> ReplyStyle:
+    return ReplyStyle(ReplyKind.ERROR, status, code, lasting=True)
+
+
 REASONS: Mapping[Reason, Entry] = MappingProxyType(
     {
         Reason.ADMITTED: Entry(
@@ -128,6 +138,45 @@ REASONS: Mapping[Reason, Entry] = MappingProxyType(
             _error(400, "context_length_exceeded"),
             "The prompt is longer than this class or task may send.",
             "提示词超过该等级或任务允许的长度。",
+        ),
+        Reason.AGENT_FANOUT: Entry(
+            "agent run",
+            _final(429, "agent_limit"),
+            "This run has as many sub-agents as it may have. Do the work in those that it has.",
+            "该运行的子智能体数量已达上限，请由现有子智能体完成。",
+        ),
+        Reason.AGENT_DEPTH: Entry(
+            "agent run",
+            _final(429, "agent_limit"),
+            "Sub-agents are nested too deeply. Do the work in the parent.",
+            "子智能体嵌套过深，请由上级完成。",
+        ),
+        Reason.AGENT_BUDGET: Entry(
+            "agent run",
+            _final(429, "agent_limit"),
+            "This run, or this tenant's calls that name no run, have used up what they may. "
+            "Finish with what is there, or name the run in x-agent-run-id.",
+            "该运行（或该租户未标明运行的请求）的额度已用完，请以现有结果收尾，或用 x-agent-run-id 标明运行。",
+        ),
+        Reason.AGENT_LOOP: Entry(
+            "agent run",
+            _final(429, "agent_loop"),
+            "The same call was made too often in this run. Its answer will not change: use the one "
+            "that was given, or change the request.",
+            "该运行重复了相同的请求，结果不会改变；请使用已有答复或修改请求。",
+        ),
+        Reason.AGENT_CYCLE: Entry(
+            "agent run",
+            _final(429, "agent_cycle"),
+            "Parents or dependencies of this task lead back to itself. Drop one of these links.",
+            "该任务的上级或依赖形成了环，请去掉其中一环。",
+        ),
+        Reason.DEPENDENCY_UNMET: Entry(
+            "agent run",
+            _final(429, "dependency_unmet"),
+            "A task that this one depends on has failed, was turned away or is not done yet. Run "
+            "that one first.",
+            "该任务依赖的任务失败、被拒绝或尚未完成，请先完成它。",
         ),
         Reason.BREAKER_OUTPUT_LENGTH: Entry(
             "output breaker",

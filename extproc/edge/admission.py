@@ -43,6 +43,7 @@ from extproc.core.metering import Meter, Taking
 from extproc.core.reasons import Reason, ReplyRules
 from extproc.core.records import Decided, Observer, WaitEnd
 from extproc.core.tickets import Subject, fingerprint
+from extproc.edge.agents import AgentDesk
 from extproc.edge.endings import Endings
 from extproc.edge.exchange import Editor, Judgement, Request, Resolution
 from extproc.edge.identity import IdentitySource, identify
@@ -82,6 +83,7 @@ class Admission:
         wall_clock: Callable[[], float],
         bell: Callable[[], None],
         breaker: Breaker | None = None,
+        desk: AgentDesk | None = None,
     ) -> None:
         self._catalog = catalog
         self._controller = controller
@@ -100,6 +102,7 @@ class Admission:
         self._wall_clock = wall_clock
         self._bell = bell
         self._breaker = breaker
+        self._desk = desk
         self._waiting: dict[str, tuple[Case, Callable[[Resolution], None]]] = {}
         self._paying: set[str] = set()
         self.shadow = False
@@ -117,16 +120,23 @@ class Admission:
         pool = self._routing.pool(call.model if call else "")
         if pool is None:
             return PASS
+        claim, member = identify(self._sources, request), None
+        if self._desk is not None and call is not None:
+            member = self._desk.member(request.headers, call, claim)
         classification = self._catalog.classify(
-            identify(self._sources, request),
+            claim,
             task=request.headers.get(contract.TASK_HEADER, ""),
             path=request.path.partition("?")[0],
             model=call.model if call else "",
+            root=None if self._desk is None or member is None else self._desk.root_class(member),
         )
         if self._breaker is not None and not self._breaker.idle:
             limit = self._breaker.limit(key_of(pool, classification), now)
             classification = _clamped(classification, limit)
         token = request.headers.get(contract.TICKET_HEADER, "")
+        since = self._first_came(call, classification, pool, token, now) if call else None
+        if since is None and self._desk is not None and member is not None:
+            since = self._desk.began(member)
         candidate = Candidate(
             id=self._new_id(),
             classification=classification,
@@ -136,7 +146,7 @@ class Admission:
             max_output=_max_output(call, classification),
             choices=call.choices if call else 1,
             parts=call.prompt_parts if call else None,
-            since=self._first_came(call, classification, pool, token, now) if call else None,
+            since=since,
             kept_bytes=len(call.body if call else request.body),
         )
         case = Case(
@@ -149,24 +159,47 @@ class Admission:
             accept_language=request.headers.get("accept-language", ""),
             arrived=now,
         )
-        verdict = self._controller.decide(candidate, pool, now)
-        if self.shadow:
-            return self._conclude(case, verdict, now)
-        if verdict.action is Action.WAIT:
-            self._waiting[candidate.id] = case, later
+        if (
+            self._desk is not None
+            and member is not None
+            and candidate.defect is None
+            and self._desk.arrive(case, member, later, now)
+        ):
+            if self.shadow:
+                self._desk.dismiss()
+                return self._conclude(case, self._waits(case, now), now)
             self._bell()
-        elif self._meter is None or verdict.action is not Action.ADMIT:
+        elif (verdict := self._decide(case, later, now)) is not None:
             return self._conclude(case, verdict, now)
-        elif (paid := self._pay(self._meter, case, verdict, later, now)) is not None:
-            return self._conclude(case, paid, now)
         case.seconds = self._clock() - now
         return Judgement(None, hold=(candidate.id, pool))
+
+    def _decide(
+        self, case: Case, later: Callable[[Resolution], None], now: float
+    ) -> Verdict | None:
+        """Ask the gates, and let a call pay that they admit; None where ``later`` has the verdict."""
+        try:
+            verdict = self._controller.decide(case.candidate, case.pool, now)
+            if self.shadow:
+                return verdict
+            if self._meter is not None and verdict.action is Action.ADMIT:
+                return self._pay(self._meter, case, verdict, later, now)
+        except BaseException:
+            self._forgo(case)
+            raise
+        if verdict.action is not Action.WAIT:
+            return verdict
+        self._waiting[case.candidate.id] = case, later
+        self._bell()
+        return None
 
     def release(self, hold: tuple[str, str]) -> None:
         """Give back what an exchange held, be it capacity or a place in the queue."""
         ident, pool = hold
         if self._breaker is not None:
             self._breaker.done(ident)
+        if self._desk is not None and self._desk.left(ident):
+            return
         left = self._waiting.pop(ident, None)
         if left is None:
             if self._meter is not None and ident in self._paying:
@@ -196,10 +229,16 @@ class Admission:
     def pump(self) -> float:
         """Let those go whose turn it is or is over; return when to call again at the latest."""
         now = self._clock()
+        if self._desk is not None:
+            for case, later in self._desk.ready(now):
+                judged = self._decide(case, later, now)
+                if judged is not None:
+                    later(partial(self._resolve, case, judged))
         for pool in self._controller.lines:
             for decision in self._controller.pump(pool, now):
                 self._turn_came(decision.call, decision.verdict, decision.waited, now)
-        return self._controller.next_deadline()
+        deadline = self._controller.next_deadline()
+        return deadline if self._desk is None else min(deadline, self._desk.next_deadline())
 
     def switch(self, gate: Gate, *, shadow: bool) -> int:
         """Go over to another mode; return how many of those that wait are turned away.
@@ -215,10 +254,11 @@ class Admission:
         turned_away = before - len(self._waiting)
         if shadow:
             for case, _ in list(self._waiting.values()):
-                load = self._controller.pools[case.pool].load(now)
+                verdict = self._waits(case, now)
                 self._controller.leave(case.candidate.id, case.pool, now)
-                verdict = Verdict(Action.WAIT, Reason.WAITING, load)
                 self._turn_came(case.candidate, verdict, now - case.arrived, now)
+            for case, later in () if self._desk is None else self._desk.dismiss():
+                later(partial(self._resolve, case, self._waits(case, now)))
         self.capacity_changed()  # others may be first in line now
         return turned_away
 
@@ -226,6 +266,10 @@ class Admission:
         """Classify by other limits from now on."""
         self._catalog = catalog
         self.capacity_changed()
+
+    def _waits(self, case: Case, now: float) -> Verdict:
+        """Return the verdict that is recorded in shadow mode of a call that would wait."""
+        return Verdict(Action.WAIT, Reason.WAITING, self._controller.pools[case.pool].load(now))
 
     def _turn_came(self, call: Candidate, verdict: Verdict, waited: float, now: float) -> None:
         case, later = self._waiting.pop(call.id)
@@ -283,6 +327,8 @@ class Admission:
             if judgement.hold is not None:
                 self._endings.admitted(record)
                 self._paying.discard(record.id)
+                if self._desk is not None:
+                    self._desk.admitted(case.candidate.id)
         except BaseException:
             self.release((case.candidate.id, case.pool))
             self._forgo(case)
@@ -295,6 +341,8 @@ class Admission:
         """Give back what a gate let a call take that has come to nothing."""
         if self._breaker is not None:
             self._breaker.done(case.candidate.id)
+        if self._desk is not None:
+            self._desk.left(case.candidate.id)
 
     def _made(self, case: Case, verdict: Verdict) -> Judgement:
         if self.shadow:

@@ -13,6 +13,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.config import load
+from extproc.core.agents.rules import Agents, Kind, Policy
 from extproc.core.breaker import Breaker, Key, Rules
 from extproc.core.breaker import State as BreakerState
 from extproc.core.capacity import Freshness, Load, Pool, PoolLimits, Reading
@@ -23,6 +24,7 @@ from extproc.core.queue import Queue, QueueLimits
 from extproc.core.reasons import Reason
 from extproc.core.records import Decided, Ended, WaitEnd
 from extproc.core.tickets import Tickets
+from extproc.telemetry.agents import AgentCollector
 from extproc.telemetry.breaker import BreakerCollector
 from extproc.telemetry.metrics import LineCollector, Metrics, PoolCollector
 
@@ -66,6 +68,7 @@ def exposed() -> dict[str, frozenset[str]]:
     for tokens in [100] * 60 + [2000] * 20:
         breaker.ended(Key("model", "pay", ""), tokens, admitted_at=0.0, now=0.0)
     metrics.registry.register(BreakerCollector(breaker))
+    metrics.registry.register(AgentCollector(Agents(Policy())))
     verdict = Verdict(Action.ADMIT, Reason.ADMITTED, Load(0.5, 1.0, 0, 1))
     metrics.decided(
         Decided("1", "", "model", "chat", "pay", "P0", "", 10, 20, verdict, seconds=1e-4)
@@ -102,7 +105,7 @@ def label_values(directory: Path) -> dict[str, frozenset[str]]:
         "outcome": frozenset(Outcome),
         "state": frozenset(Freshness) | frozenset(BreakerState),
         "end": frozenset(WaitEnd),
-        "kind": frozenset({"prompt", "output"}),
+        "kind": frozenset({"prompt", "output"}) | frozenset(Kind),
         "class": frozenset(load(directory / "tidegate.yaml").classes),
         "job": frozenset(job["job_name"] for job in scrapes["scrape_configs"]),
     }

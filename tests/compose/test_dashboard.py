@@ -54,6 +54,7 @@ def test_rows_are_in_the_order_of_importance(dashboard: dict[str, Any]) -> None:
         "Queue",
         "Tenants",
         "Output breaker",
+        "Agents",
     ]
 
 

@@ -70,6 +70,8 @@ def test_what_must_wake_somebody_is_there(rules: list[dict[str, Any]]) -> None:
         "TidegatePromptLengthRising": "warning",
         "TidegateOutputLengthRising": "warning",
         "TidegateBreakerTripped": "warning",
+        "TidegateSubAgentCallsRising": "warning",
+        "TidegateAgentsRefused": "warning",
     }
 
 

@@ -180,6 +180,19 @@ def test_durations_and_sizes_are_written_as_people_do() -> None:
             ],
         ),
         (
+            "tenants: {a: {class: P1, agents: {calls: 5}}}\n",
+            ["line 1: tenants.a.agents: there is no section agents"],
+        ),
+        (
+            "agents: {dependency_wait: 5s}\nenvoy: {message_timeout: 15s}\n",
+            [
+                (
+                    "line 2: envoy.message_timeout: must be over classes.P0.max_wait and "
+                    "agents.dependency_wait together"
+                )
+            ],
+        ),
+        (
             "breaker: {open_for: 2m, longest: 1m}\n",
             ["line 1: breaker: longest must not be under open_for"],
         ),

@@ -22,6 +22,7 @@ pools:
   middle: {endpoints: {static: ["10.0.1.1:8000"]}}
   small:  {endpoints: {static: ["10.0.2.1:8000"]}}
 breaker: {}
+agents: {}
 """
 ENDPOINTS = 16
 """In all pools together."""

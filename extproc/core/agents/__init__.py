@@ -1,0 +1,1 @@
+"""Agent runs: who belongs to which, what a run may still do, and which of its calls are useless."""
