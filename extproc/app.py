@@ -19,6 +19,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 from grpc import aio
@@ -53,13 +54,18 @@ from extproc.edge.pump import Pump
 from extproc.edge.responder import Routing
 from extproc.edge.wording import Wording
 from extproc.engines.fleet import Fleet
+from extproc.quota.errors import QuotaError
 from extproc.quota.gates import QuotaGate, RateGate
 from extproc.quota.meter import LocalMeter
 from extproc.telemetry.agents import AgentCollector
 from extproc.telemetry.breaker import BreakerCollector
 from extproc.telemetry.http import pages
+from extproc.telemetry.ledger import LedgerCollector
 from extproc.telemetry.metrics import LineCollector, Metrics, PoolCollector
 from extproc.telemetry.recorder import Recorder
+
+if TYPE_CHECKING:
+    from extproc.quota.outbox import Outbox
 
 log = logging.getLogger(__name__)
 
@@ -167,6 +173,7 @@ class Tidegate:
     pump: Pump
     endings: Endings
     meter: LocalMeter | None
+    outbox: Outbox | None
     access_log: AccessLog
     fleet: Fleet
     control: ControlRoom | None
@@ -177,6 +184,7 @@ def build(config: Config) -> Tidegate:
 
     Raises:
         ConfigError: a key file cannot be used.
+        QuotaError: a plan has a quota, and what the ledger needs is not installed.
     """
     clock, rng = time.monotonic, random.Random()  # noqa: S311 (jitter and ids, no secrets)
     catalog = catalog_of(config)
@@ -201,7 +209,10 @@ def build(config: Config) -> Tidegate:
     if breaker is not None:
         gates.append(BreakerGate(breaker))
         metrics.registry.register(BreakerCollector(breaker))
-    meter = LocalMeter(None, time.time) if config.plans else None
+    outbox = _outbox(config)
+    if outbox is not None:
+        metrics.registry.register(LedgerCollector(outbox))
+    meter = LocalMeter(outbox, time.time) if config.plans else None
     if meter is not None:
         gates += (RateGate(meter), QuotaGate(meter))
     controller = Controller(pools, gates, lines)
@@ -241,6 +252,7 @@ def build(config: Config) -> Tidegate:
         pump=pump,
         endings=endings,
         meter=meter,
+        outbox=outbox,
         access_log=AccessLog(endings.logged),
         fleet=Fleet(config.pools, books, clock=clock, rng=rng),
         control=control,
@@ -252,6 +264,7 @@ async def serve(tidegate: Tidegate, stop: asyncio.Event, started: Callable[[], N
 
     Raises:
         CannotListenError: an address cannot be bound.
+        QuotaError: the outbox's file cannot be used.
     """
     listen = tidegate.config.listen
     handlers = (tidegate.processor.handler(), tidegate.access_log.handler())
@@ -261,7 +274,9 @@ async def serve(tidegate: Tidegate, stop: asyncio.Event, started: Callable[[], N
     application = pages(metrics=tidegate.metrics.render, ready=lambda: not stop.is_set())
     control = tidegate.control
     api = contextlib.nullcontext() if control is None else control.serving()
-    async with _http(application, listen.http), api, asyncio.TaskGroup() as tasks:
+    outbox, meter = tidegate.outbox, tidegate.meter
+    ledger = contextlib.nullcontext() if not (outbox and meter) else outbox.carrying(meter.holds)
+    async with _http(application, listen.http), api, ledger, asyncio.TaskGroup() as tasks:
         scraping = tasks.create_task(tidegate.fleet.run())
         pumping = tasks.create_task(tidegate.pump.run(tidegate.admission.pump))
         telling = tasks.create_task(tidegate.endings.run())
@@ -331,6 +346,18 @@ def _desk(config: Config, clock: Callable[[], float], pump: Pump) -> AgentDesk |
 def _breaker(config: Config) -> Breaker | None:
     rules = config.breaker
     return None if rules is None else Breaker(Rules(**rules.model_dump()))
+
+
+def _outbox(config: Config) -> Outbox | None:
+    if all(plan.quota is None for plan in config.plans.values()):
+        return None
+    try:
+        from extproc.quota.opening import make_outbox  # 25 MiB that others have no use for
+    except ModuleNotFoundError as error:
+        raise QuotaError(
+            "a plan has a quota, which needs a ledger: pip install 'tidegate[quota]'"
+        ) from error
+    return make_outbox(config, time.time)
 
 
 def _lines(config: Config, classes: Sequence[ServiceClass]) -> dict[str, Line]:

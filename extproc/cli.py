@@ -124,6 +124,7 @@ def serve(config: ConfigFile) -> None:
     """Run the processor that Envoy asks."""
     from extproc import app as application  # heavy: only this command needs them
     from extproc.edge.server import CannotListenError
+    from extproc.quota.errors import QuotaError
 
     logs.configure(sys.stderr)
     settings = _load_or_exit(config)
@@ -131,6 +132,9 @@ def serve(config: ConfigFile) -> None:
         tidegate = application.build(settings)
     except ConfigError as error:
         raise _bad_configuration(error) from error
+    except QuotaError as error:
+        _say(str(error), error=True)
+        raise typer.Exit(CANNOT_RUN) from error
 
     async def run() -> None:
         stop = asyncio.Event()
@@ -142,7 +146,7 @@ def serve(config: ConfigFile) -> None:
 
     try:
         uvloop.run(run())
-    except* CannotListenError as group:
+    except* (CannotListenError, QuotaError) as group:
         raise _cannot_run(group) from group
 
 

@@ -24,14 +24,12 @@ from alembic.script import ScriptDirectory
 from sqlalchemy.engine import URL, Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError
 
+from extproc.quota.errors import LedgerUnavailableError
+
 CONNECT_SECONDS = 5
 STATEMENT_SECONDS = 30
 LOCK_SECONDS = 10
 _WRITERS = 0x7469646567617465  # "tidegate": names the lock that writers hold in PostgreSQL
-
-
-class LedgerUnavailableError(RuntimeError):
-    """The ledger cannot be opened; the text says what to do."""
 
 
 def open_database(url: str) -> Engine:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from extproc.quota.errors import JournalError
 from extproc.quota.ledger import Record, Started
 from extproc.quota.ports import Hold, Settlement
 
@@ -37,10 +38,6 @@ CREATE TABLE IF NOT EXISTS refused (
 """
 
 
-class JournalError(RuntimeError):
-    """The outbox's file cannot be used; the text says what to do."""
-
-
 @dataclass(frozen=True, slots=True)
 class Stored:
     """A record with its number, which grows, and when it was put, in seconds since 1970."""
@@ -51,19 +48,36 @@ class Stored:
 
 
 class Journal:
-    """The file of one outbox.
+    """The file of one outbox; `open` comes first.
+
+    Attributes:
+        owner: names this outbox, for as long as the file lives.
+        count: records that are not in the ledger yet.
+        oldest: when the oldest of them was put, in seconds since 1970; None where there is none.
 
     Args:
         path: the file; it is made where it is not there.
         bound: bytes that it may grow to.
-
-    Raises:
-        JournalError: another process has it, its folder is not there, or it is no such file.
     """
 
+    _file: sqlite3.Connection
+
     def __init__(self, path: Path, bound: int = DEFAULT_BOUND) -> None:
+        self._path = path
+        self._bound = bound
+        self.owner = ""
+        self.count = 0
+        self.oldest: float | None = None
+
+    def open(self) -> None:
+        """Open the file, for this process alone.
+
+        Raises:
+            JournalError: another process has it, its folder is not there, or it is no such file.
+        """
+        path = self._path
         try:
-            self._file = _open(path, bound)
+            self._file = _open(path, self._bound)
         except sqlite3.OperationalError as error:
             raise JournalError(
                 f"state.outbox: {path} cannot be opened ({error}); each Tidegate needs one of its "
@@ -74,11 +88,6 @@ class Journal:
                 f"state.outbox: {path} is no outbox ({error}); move it away"
             ) from error
         self.owner = str(self._one("SELECT owner FROM self"))
-        """Names this outbox for as long as the file lives."""
-        self.count = 0
-        """Records that are not in the ledger yet."""
-        self.oldest: float | None = None
-        """When the oldest of them was put, in seconds since 1970."""
         self._take_stock()
 
     def append(self, records: Sequence[Record], at: float) -> int:

@@ -50,25 +50,27 @@ Record = Hold | Settlement | Started
 
 
 class Ledger:
-    """One process's way to the ledger.
+    """One process's way to the ledger; `open` comes first.
 
     Args:
         engine: from `extproc.quota.database.open_database`.
         plans: as configured.
-        owner: the name of this process's outbox, unique among all that share the ledger.
         clock: returns Unix time in seconds.
     """
 
-    def __init__(
-        self, engine: Engine, plans: Plans, owner: str, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, engine: Engine, plans: Plans, clock: Callable[[], float]) -> None:
         self._engine = engine
         self._plans = plans
-        self._owner = owner
+        self._owner = ""
         self._clock = clock
 
-    def open(self) -> None:
-        """Make the tables where need be, renew what is over, and follow the configured plans."""
+    def open(self, owner: str) -> None:
+        """Make the tables where need be, renew what is over, and follow the configured plans.
+
+        Args:
+            owner: the name of this process's outbox, unique among all that share the ledger.
+        """
+        self._owner = owner
         migrate(self._engine)
         self.roll()
         with writing(self._engine) as connection:

@@ -19,12 +19,12 @@ import contextlib
 import logging
 import math
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import ParamSpec, TypeVar
 
 from sqlalchemy import exc as sa_errors
 
-from extproc.quota.database import LedgerUnavailableError
+from extproc.quota.errors import LedgerUnavailableError
 from extproc.quota.journal import Journal, Stored
 from extproc.quota.ledger import Ledger, Started
 from extproc.quota.ports import Accounts, Hold, Settlement
@@ -41,6 +41,8 @@ BUFFER = 100_000
 LOOK_SECONDS = 0.5
 """How often the ledger is looked at for what others did, and written to where there is something."""
 SWEEP_SECONDS = 60.0
+DRAIN_SECONDS = 5.0
+"""How long the ledger may take, when the process ends, for what is in the file."""
 CLOSE_SECONDS = 1.0
 """How long the ledger may take to let go of its connections."""
 RETRY_SECONDS = (0.2, 5.0)
@@ -59,19 +61,17 @@ class RefusedError(ValueError):
 class Outbox:
     """Takes holds and settlements over on their way to the ledger; an `extproc.quota.ports.Outbox`.
 
+    What is put before `run` waits in memory.
+
     Args:
-        journal: the file.
-        ledger: where it all goes.
-        accounts: hears what remains and what others have moved.
+        journal: the file, not yet open.
+        ledger: where it all goes, not yet open.
         clock: returns Unix time in seconds.
     """
 
-    def __init__(
-        self, journal: Journal, ledger: Ledger, accounts: Accounts, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, journal: Journal, ledger: Ledger, clock: Callable[[], float]) -> None:
         self._journal = journal
         self._ledger = ledger
-        self._accounts = accounts
         self._clock = clock
         self._buffer: list[Hold | Settlement] = []
         self._put = asyncio.Event()
@@ -80,6 +80,7 @@ class Outbox:
         self._in_journal = Worker("outbox")
         self._in_ledger = Worker("ledger")
         self._ends: float | None = None
+        self._boundary = 0
         self.up = False
         """Whether the ledger could be reached when it was last needed."""
         self.dropped = 0
@@ -106,16 +107,42 @@ class Outbox:
         self._buffer.append(record)
         self._put.set()
 
-    async def run(self) -> None:
-        """Carry records until cancelled; what is stored then waits for the next process.
+    async def open(self) -> None:
+        """Open the file, and note that all calls of the process before this one are over.
 
-        The journal is closed in the end.
+        Raises:
+            JournalError: the file cannot be used.
+        """
+        await self._in_journal(self._journal.open)
+        started = Started(self._clock())
+        self._boundary = await self._in_journal(self._journal.append, [started], started.at)
+
+    @contextlib.asynccontextmanager
+    async def carrying(self, accounts: Accounts) -> AsyncIterator[None]:
+        """Open, and run while the block does; in the end let the ledger take what there is.
+
+        Raises:
+            JournalError: the file cannot be used.
+        """
+        await self.open()
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(self.run(accounts))
+            try:
+                yield
+            finally:
+                await self.drain(DRAIN_SECONDS)
+                running.cancel()
+
+    async def run(self, accounts: Accounts) -> None:
+        """Carry records until cancelled, and close the file; what is in it waits for the next process.
+
+        Args:
+            accounts: hears what remains and what others have moved.
         """
         try:
-            boundary = await self._start()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._store())
-                tasks.create_task(self._settle(boundary))
+                tasks.create_task(self._settle(accounts))
         finally:
             await self._in_journal(self._journal.close)
             with contextlib.suppress(TimeoutError):
@@ -139,11 +166,6 @@ class Outbox:
 
     # From memory to the journal.
 
-    async def _start(self) -> int:
-        """Note that all calls of the process before this one are over."""
-        started = Started(self._clock())
-        return await self._in_journal(self._journal.append, [started], started.at)
-
     async def _store(self) -> None:
         while True:
             await self._put.wait()
@@ -161,18 +183,18 @@ class Outbox:
 
     # From the journal to the ledger.
 
-    async def _settle(self, boundary: int) -> None:
-        """Open the ledger, tell what remains once all before ``boundary`` is in it, and go on."""
-        await self._insist(self._ledger.open)
-        while await self._carry(boundary):
+    async def _settle(self, accounts: Accounts) -> None:
+        """Tell what remains once all that the processes before have left is in the ledger; go on."""
+        await self._insist(self._ledger.open, self._journal.owner)
+        while await self._carry(self._boundary):
             pass
         remaining, last = await self._insist(self._ledger.remaining)
-        self._accounts.opened(remaining)
+        accounts.opened(remaining)
         swept = -math.inf
         while True:
             while await self._carry(None):
                 pass
-            last = await self._look(last)
+            last = await self._look(accounts, last)
             if self._clock() - swept >= SWEEP_SECONDS:
                 await self._insist(self._ledger.sweep)
                 swept = self._clock()
@@ -205,7 +227,7 @@ class Outbox:
                 self.refused += 1
                 await self._in_journal(self._journal.refuse, each.number, str(error))
 
-    async def _look(self, last: int) -> int:
+    async def _look(self, accounts: Accounts, last: int) -> int:
         """Renew what is over, tell what others have moved, and return the last of it."""
         self._ends = await self._insist(self._ledger.next_end)
         if self._ends is not None and self._ends <= self._clock():
@@ -214,7 +236,7 @@ class Outbox:
         while True:
             moved, last = await self._insist(self._ledger.movements, last, BATCH)
             for each in moved:
-                self._accounts.moved(each)
+                accounts.moved(each)
             if len(moved) < BATCH:
                 return last
 

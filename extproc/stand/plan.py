@@ -26,11 +26,15 @@ _DEMO = """\
 identity:
   sources:
     - header: {name: x-tenant-id, trusted: true}   # only because this stand listens on loopback
+plans:
+  enterprise: {quota: {tokens: 1000000000}}
+  business:   {quota: {tokens: 50000000}}
+  free:       {quota: {tokens: 10000000, period: day}}
 tenants:
-  pay:       {class: P0}
-  service:   {class: P1}
-  marketing: {class: P2}
-  anonymous: {class: P2}
+  pay:       {class: P0, plan: enterprise}
+  service:   {class: P1, plan: business}
+  marketing: {class: P2, plan: free}
+  anonymous: {class: P2, plan: free}
 tasks:
   extract_json: {max_tokens: 512}
 """
@@ -115,6 +119,11 @@ def make_plan(
     settings["control"] = {
         "tokens": str(directory / "control-tokens.yaml"),
         "directory": str(directory / "control"),
+    }
+    settings["state"] = {  # a trial charges nobody
+        **settings.get("state", {}),
+        "database": f"sqlite:///{directory / 'ledger.db'}",
+        "outbox": str(directory / "outbox.db"),
     }
     settings["envoy"] = {
         **settings.get("envoy", {}),

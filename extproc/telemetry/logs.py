@@ -39,3 +39,4 @@ def configure(stream: TextIO, level: int = logging.INFO) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # it tells of each of its plugins

@@ -243,14 +243,13 @@ class Stand:
         self.before = await self.metrics()
 
     def state(self, seen: Samples, endpoint: str) -> str:
-        """Return how far the reading of an endpoint is trusted."""
+        """Return how far the reading of an endpoint is trusted; right after a start none is listed."""
         states = ("fresh", "stale", "unknown")
         named = {
             each: seen.of("endpoint_state", pool="*", endpoint=endpoint, state=each)
             for each in states
         }
-        (state,) = (each for each, value in named.items() if value == 1)
-        return state
+        return next((each for each, value in named.items() if value == 1), "unlisted")
 
     def signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal to a process of the stand."""

@@ -161,8 +161,8 @@ class Books:
 
     def ledger(self, owner: str = "one", plans: Plans | None = None) -> Ledger:
         """Return an opened ledger."""
-        ledger = Ledger(self.engine, plans or self.plans, owner, lambda: self.now)
-        ledger.open()
+        ledger = Ledger(self.engine, plans or self.plans, lambda: self.now)
+        ledger.open(owner)
         return ledger
 
     def hold(self, ident: str, tenant: str = "pay", tokens: int = 100, plan: str = "free") -> Hold:

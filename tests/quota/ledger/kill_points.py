@@ -120,6 +120,20 @@ class Watched(Coroutine[Any, Any, Any]):
         raise NotImplementedError
 
 
+class WatchedJournal(Journal):
+    """A journal in which every statement is a point."""
+
+    def __init__(self, path: Path, point: Callable[[str], None]) -> None:
+        super().__init__(path)
+        self._point = point
+
+    def open(self) -> None:
+        super().open()
+        self._file.set_trace_callback(
+            lambda statement: self._point(f"journal {statement.split('(')[0][:60]}")
+        )
+
+
 def _place(coroutine: Any) -> str:
     """Name the innermost place in the outbox where a coroutine waits."""
     place = "start"
@@ -161,16 +175,14 @@ async def live(
             loop=loop, **more,
         )
     )  # fmt: skip
-    journal = Journal(home / "outbox.db")
-    journal._file.set_trace_callback(
-        lambda statement: point(f"journal {statement.split(chr(40))[0][:60]}")
-    )
+    journal = WatchedJournal(home / "outbox.db", point)
     engine = open_database(url)
     watch(engine, point)
-    ledger = SeenLedger(engine, PLANS, journal.owner, lambda: now)
-    outbox = Outbox(journal, ledger, Listener(), lambda: now)
+    ledger = SeenLedger(engine, PLANS, lambda: now)
+    outbox = Outbox(journal, ledger, lambda: now)
+    await asyncio.create_task(outbox.open())
     async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(outbox.run())
+        running = tasks.create_task(outbox.run(Listener()))
         for step in steps:
             for record in step:
                 outbox.put(record)
@@ -270,6 +282,7 @@ class Ground:
                 live(*self._template, JUNE, (first,), acks=os.open(os.devnull, os.O_WRONLY))
             )
             journal = Journal(self._template[0] / "outbox.db")
+            journal.open()
             journal.append(second, JUNE)
             journal.close()
 

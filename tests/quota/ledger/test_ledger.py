@@ -13,7 +13,8 @@ from alembic.runtime.migration import MigrationContext
 
 from extproc.core.outcomes import Outcome
 from extproc.quota import booking
-from extproc.quota.database import LedgerUnavailableError, migrate, open_database, writing
+from extproc.quota.database import migrate, open_database, writing
+from extproc.quota.errors import LedgerUnavailableError
 from extproc.quota.ledger import ABANDONED_SECONDS, KEEP_HOLDS_SECONDS, Ledger, Started
 from extproc.quota.schema import Kind, metadata
 

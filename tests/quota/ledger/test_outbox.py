@@ -15,8 +15,9 @@ import sqlalchemy as sa
 
 from extproc.core.outcomes import Outcome
 from extproc.quota import outbox as outbox_module
-from extproc.quota.journal import Journal, JournalError
-from extproc.quota.ledger import Started
+from extproc.quota.errors import JournalError
+from extproc.quota.journal import Journal
+from extproc.quota.ledger import Ledger, Started
 from extproc.quota.outbox import Outbox
 from extproc.quota.ports import Movement
 
@@ -49,14 +50,20 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 async def running(
     books: Any, folder: Path, listener: Listener | None = None, ledger: Any = None
 ) -> AsyncIterator[Outbox]:
-    journal = Journal(folder / "outbox.db")
     if ledger is None:
-        ledger = books.ledger(journal.owner)
-    outbox = Outbox(journal, ledger, listener or Listener(), lambda: books.now)
+        ledger = Ledger(books.engine, books.plans, lambda: books.now)
+    outbox = Outbox(Journal(folder / "outbox.db"), ledger, lambda: books.now)
+    await outbox.open()
     async with asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(outbox.run())
+        task = tasks.create_task(outbox.run(listener or Listener()))
         yield outbox
         task.cancel()
+
+
+def opened(path: Path, **options: int) -> Journal:
+    journal = Journal(path, **options)
+    journal.open()
+    return journal
 
 
 async def until(wanted: Callable[[], bool]) -> None:
@@ -79,7 +86,7 @@ async def test_what_is_put_arrives(books: Any, tmp_path: Path) -> None:
 async def test_the_next_process_takes_over_what_was_stored_and_releases_what_was_held(
     books: Any, tmp_path: Path
 ) -> None:
-    journal = Journal(tmp_path / "outbox.db")
+    journal = opened(tmp_path / "outbox.db")
     books.ledger(journal.owner).apply([books.hold("running")])
     journal.append([books.hold("a"), books.end("a", 70)], books.now)
     journal.close()
@@ -173,7 +180,7 @@ async def test_the_process_ends_though_the_database_hangs(books: Any, tmp_path: 
         await until(lambda: not outbox._buffer)
     ledger.hung.set()
     outbox._in_ledger._thread.join(20)
-    journal = Journal(tmp_path / "outbox.db")
+    journal = opened(tmp_path / "outbox.db")
     assert [type(each.record).__name__ for each in journal.read(9)] == ["Started", "Settlement"]
     journal.close()
 
@@ -220,11 +227,11 @@ async def test_memory_is_bounded_where_the_disk_fails(
 
 
 def test_a_file_belongs_to_one_process(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "outbox.db")
+    journal = opened(tmp_path / "outbox.db")
     with pytest.raises(JournalError, match="each Tidegate needs one of its own"):
-        Journal(tmp_path / "outbox.db")
+        opened(tmp_path / "outbox.db")
     journal.close()
-    again = Journal(tmp_path / "outbox.db")
+    again = opened(tmp_path / "outbox.db")
     assert again.owner == journal.owner
     again.close()
 
@@ -233,11 +240,11 @@ def test_a_file_belongs_to_one_process(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_used(tmp_path: Path, name: str) -> None:
     (tmp_path / "noise").write_bytes(b"x" * 4096)
     with pytest.raises(JournalError, match=r"state\.outbox"):
-        Journal(tmp_path / name)
+        opened(tmp_path / name)
 
 
 def test_a_file_grows_to_its_bound_and_can_be_used_again_after_that(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "outbox.db", bound=1 << 17)
+    journal = opened(tmp_path / "outbox.db", bound=1 << 17)
     stored = 0
     hundred, stored = [Started(float(number)) for number in range(100)], 0
     with suppress(sqlite3.OperationalError):
@@ -256,7 +263,7 @@ def test_a_file_grows_to_its_bound_and_can_be_used_again_after_that(tmp_path: Pa
 
 
 def test_records_come_back_as_they_were(books: Any, tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "outbox.db")
+    journal = opened(tmp_path / "outbox.db")
     records = [books.hold("a"), books.end("甲", 7, outcome=Outcome.CLIENT_GONE), Started(2.5)]
     assert journal.append(records, 9.0) == 3
     assert [(each.number, each.at, each.record) for each in journal.read(9)] == [

@@ -172,7 +172,7 @@ def test_a_plan_whose_quota_is_raised_counts_from_now_on(
     raised = QuotaPlan("free", 2_000, PeriodKind.MONTH, ZoneInfo("UTC"))
     ledger = books.ledger(plans=Plans({"free": raised}, {}, raised, frozenset()))
     assert spans(books) == [("free", "06-01T00:00", "07-01T00:00", -1_500, 1_100, 400)]
-    ledger.open()  # a second start changes nothing
+    ledger.open("one")  # a second start changes nothing
     assert books.balances() == {"pay": (1_100, 400)}
 
 
