@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: run load drill test test-fast test-vllm fuzz bench protos lint format clean
+.PHONY: docs run load drill test test-fast test-vllm fuzz bench protos lint format clean
 
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -39,6 +39,9 @@ bench: $(INSTALLED)  ## measure against the bars and floors of the design; ARGS=
 
 protos: $(INSTALLED)  ## generate extproc/control/pb from protos/
 	$(BIN)/python -m protos.generate
+
+docs: $(INSTALLED)  ## the references in docs/reference, from the code
+	$(BIN)/python docs/generate.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
