@@ -1,4 +1,4 @@
-"""What goes wrong in a drill: data, which the world acts out."""
+"""What goes wrong in a drill, or is otherwise than usual: data, which the world acts out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """The faults of one run; the defaults are none. Times count from the start, in seconds.
+    """What is otherwise in one run; the defaults are nothing. Times count from the start, in seconds.
 
     Attributes:
         scrape_interval: between two scrapes of an endpoint; None: as set.
@@ -21,6 +21,8 @@ class Faults:
         block_error: factor on the number of blocks that the metrics pages report.
         gateways: how many Tidegates stand before the pool and know nothing of each other.
         noisy: calls of the second class's first tenant, for each of another tenant.
+        resubmit: share of shed calls whose client comes back; 0: as set.
+        patience: seconds that the lowest class may wait; None: as configured.
     """
 
     scrape_interval: float | None = None
@@ -32,9 +34,13 @@ class Faults:
     block_error: float = 1.0
     gateways: int = 1
     noisy: float = 1.0
+    resubmit: float = 0.0
+    patience: float | None = None
 
 
 NO_FAULT = Faults()
+OTHERWISE = frozenset({"none", "noisy", "come-back", "patient"})
+"""Names that are no faults: callers, or the configuration, are otherwise."""
 
 FAULTS: Mapping[str, Faults] = MappingProxyType(
     {
@@ -52,5 +58,7 @@ FAULTS: Mapping[str, Faults] = MappingProxyType(
         "blocks-double": Faults(block_error=2.0),
         "gateways-3": Faults(gateways=3),
         "noisy": Faults(noisy=10.0),
+        "come-back": Faults(resubmit=0.7),
+        "patient": Faults(patience=10.0),
     }
 )

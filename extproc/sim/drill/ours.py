@@ -19,10 +19,11 @@ from extproc.core.controller import Candidate, Controller, Line, RequestLimits, 
 from extproc.core.outcomes import End, Outcome
 from extproc.core.queue import Queue, QueueLimits
 from extproc.core.readings import Reading
-from extproc.core.tickets import Tickets
+from extproc.core.tickets import Subject, Tickets, fingerprint
 from extproc.core.tokens import PromptParts
 from extproc.sim.drill.policy import Action, Evict, Offer, Policy, Refuse, Send
 from extproc.sim.drill.setting import Setting
+from extproc.sim.drill.workload import AGAIN
 
 _POOL = "pool"
 _BYTES_PER_TOKEN = 4
@@ -45,13 +46,16 @@ class Tidegate(Policy):
             ),
             self._classes,
         )
-        line = Line(Queue(_QUEUE, self._classes), Tickets(bytes(32), window=60.0), reserve=0.0)
+        kept = setting.config.tickets
+        self._tickets = Tickets(bytes(32), window=kept.window)
+        line = Line(Queue(_QUEUE, self._classes), self._tickets, kept.reserve)
         self._controller = Controller(
             {_POOL: self._pool}, (RequestLimits(max_body=1 << 30),), {_POOL: line}
         )
         self._classifications: dict[tuple[int, str, str], Classification] = {}
         self._admitted_at: dict[str, float] = {}
         self._cut: set[str] = set()
+        self._offers: dict[str, tuple[Offer, float]] = {}  # not decided yet, and since when
 
     def joined(self, endpoint: str) -> None:
         """See `Policy`."""
@@ -67,7 +71,9 @@ class Tidegate(Policy):
             body_bytes=offer.prompt * _BYTES_PER_TOKEN,
             max_output=offer.max_tokens,
             parts=parts,
+            since=self._tickets.redeem(self._subject(offer), offer.ticket, now),
         )
+        self._offers[offer.id] = offer, now if candidate.since is None else candidate.since
         verdict = self._controller.decide(candidate, _POOL, now)
         actions: list[Action] = []
         if verdict.action is not controller.Action.WAIT:
@@ -126,10 +132,19 @@ class Tidegate(Policy):
         self.wake_at = self._controller.next_deadline()
 
     def _act(self, call: str, verdict: Verdict, now: float) -> Action:
+        offer, since = self._offers.pop(call)
         if verdict.action is controller.Action.ADMIT:
             self._admitted_at[call] = now
             return Send(call, verdict.endpoint)
-        return Refuse(call, verdict.reason.value, shed=verdict.action is controller.Action.SHED)
+        if verdict.action is not controller.Action.SHED:
+            return Refuse(call, verdict.reason.value, shed=False)
+        ticket = self._tickets.issue(self._subject(offer), ident=call, arrived=since, now=now)
+        return Refuse(call, verdict.reason.value, ticket=ticket)
+
+    def _subject(self, offer: Offer) -> Subject:
+        """Say whose call it is, and which: one that comes back has the same body."""
+        body = fingerprint(offer.id.removesuffix(AGAIN).encode())
+        return Subject(offer.tenant, self._classes[offer.rank].name, offer.rank, "", body)
 
     def _classify(self, offer: Offer) -> Classification:
         key = (offer.rank, offer.tenant, offer.task)

@@ -27,6 +27,7 @@ class Offer:
         tenant, task: who and what for.
         prompt: estimated tokens.
         max_tokens: that the engine may generate.
+        ticket: that its client was given when it was shed before, or "".
     """
 
     id: str
@@ -35,6 +36,7 @@ class Offer:
     task: str
     prompt: int
     max_tokens: int
+    ticket: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class Refuse:
     id: str
     reason: str
     shed: bool = True
+    ticket: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ def columns(experiment: Experiment, *, detail: bool) -> list[Column]:
     every = [
         *(Column(f"{name} in time", _score(f"in_time_{name}")) for name in names),
         *(Column(f"{name} shed", _score(f"shed_{name}"), detail=True) for name in names),
+        *(Column(f"{name} back", _score(f"back_{name}"), detail=True) for name in names),
         Column("goodput", _score("goodput"), percent=False, detail=True),
         Column("of best", _relative),
         Column("admitted", _score("admitted_in_time")),

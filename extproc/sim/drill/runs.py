@@ -72,6 +72,8 @@ def play(run: Run) -> dict[str, float]:
 
 def world_of(run: Run) -> World:
     """Return the world of a run, ready to be played."""
+    if run.faults.patience is not None:
+        run = replace(run, setting=run.setting.patient(run.faults.patience))
     policies = [make_policy(run) for _ in range(run.faults.gateways)]
     world = World(run.setting, run.faults, policies, _calls(run), run.seed)
     for policy in policies:

@@ -106,6 +106,13 @@ class Setting:
             ),
         )
 
+    def patient(self, seconds: float) -> Setting:
+        """Return the same where the lowest class may wait so long."""
+        classes = dict(self.config.classes)
+        name, lowest = classes.popitem()
+        classes[name] = lowest.model_copy(update={"max_wait": seconds})
+        return replace(self, config=self.config.model_copy(update={"classes": classes}))
+
     def lasting(self, *, warm_up: float, measured: float, tail: float) -> Setting:
         """Return the same with other durations."""
         return replace(self, warm_up=warm_up, measured=measured, tail=tail)

@@ -17,6 +17,9 @@ from random import Random
 
 from extproc.sim.drill.lengths import Mix
 
+AGAIN = "/2"
+"""What the id of a call that comes back ends with."""
+
 
 @dataclass(frozen=True, slots=True)
 class Call:

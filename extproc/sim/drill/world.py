@@ -24,7 +24,7 @@ from extproc.sim.drill.faults import Faults
 from extproc.sim.drill.history import End, History, Record, Sample
 from extproc.sim.drill.policy import Action, Evict, Offer, Policy, Send
 from extproc.sim.drill.setting import Setting
-from extproc.sim.drill.workload import Call
+from extproc.sim.drill.workload import AGAIN, Call
 from extproc.sim.engine import Engine, Request, StepResult
 
 SAMPLE_INTERVAL = 0.1
@@ -128,12 +128,13 @@ class World:
 
     def _arrive(self, call: Call) -> None:
         self._next_call()
-        self._offer(call)
+        self._offer((call, ""))
 
-    def _offer(self, call: Call) -> None:
+    def _offer(self, argument: tuple[Call, str]) -> None:
+        call, ticket = argument
         error = 1.0 + self._guess.uniform(-1.0, 1.0) * self.setting.estimate_error
         prompt = max(1, round(call.prompt * error * self.faults.token_error))
-        offer = Offer(call.id, call.rank, call.tenant, call.task, prompt, call.max_tokens)
+        offer = Offer(call.id, call.rank, call.tenant, call.task, prompt, call.max_tokens, ticket)
         gateway = self._guess.randrange(len(self._policies)) if len(self._policies) > 1 else 0
         start = self.setting.warm_up
         counts = start <= call.at < start + self.setting.measured
@@ -157,18 +158,19 @@ class World:
                 record.reason = action.reason
                 self._close(record, End.SHED if action.shed else End.REJECTED)
                 if action.shed:
-                    self._maybe_resubmit(record.call)
+                    self._maybe_resubmit(record.call, action.ticket)
         policy = self._policies[gateway]
         if policy.wake_at < self._waking[gateway]:
             self._waking[gateway] = policy.wake_at
             self._plan(max(self.now, policy.wake_at), self._wake, gateway)
 
-    def _maybe_resubmit(self, call: Call) -> None:
+    def _maybe_resubmit(self, call: Call, ticket: str) -> None:
         """Let the client come back once, when the fallback told it to: that is another call."""
-        setting = self.setting
-        if setting.resubmit and not call.again and self._client.random() < setting.resubmit:
-            at = self.now + setting.config.fallback.retry_after
-            self._plan(at, self._offer, replace(call, id=f"{call.id}/2", at=at, again=True))
+        share = self.faults.resubmit or self.setting.resubmit
+        if share and not call.again and self._client.random() < share:
+            at = self.now + self.setting.config.fallback.retry_after
+            again = replace(call, id=f"{call.id}{AGAIN}", at=at, again=True)
+            self._plan(at, self._offer, (again, ticket))
 
     def _wake(self, gateway: int) -> None:
         self._waking[gateway] = math.inf

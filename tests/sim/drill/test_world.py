@@ -79,6 +79,20 @@ def test_shed_calls_may_come_back_once(setting: Setting) -> None:
         assert f"{each.call.id}/2" not in records
 
 
+def test_who_comes_back_with_a_ticket_is_served_rather_than_others(setting: Setting) -> None:
+    peak = replace(setting, warm_up=16.0, measured=20.0)
+    scores = play(run(peak, "tidegate", faults=FAULTS["come-back"]))
+    assert scores["back_P1"] > scores["in_time_P1"]
+
+
+def test_where_the_lowest_class_may_wait_fewer_are_shed(setting: Setting) -> None:
+    hasty, patient = (
+        play(run(setting, "tidegate", rate=30.0, faults=FAULTS[name]))["shed_P2"]
+        for name in ("none", "patient")
+    )
+    assert patient < hasty
+
+
 def test_an_idle_pool_serves_everybody(setting: Setting) -> None:
     for controller in EVERY:
         scores = play(run(setting, controller, rate=2.0))
