@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from extproc.config import Config, ConfigError, load
-from extproc.sim.drill import published, report
+from extproc.sim.drill import bars, published, report
 from extproc.sim.drill.experiment import Cell, Experiment
 from extproc.sim.drill.faults import FAULTS
 from extproc.sim.drill.knee import NoKneeError
@@ -102,7 +102,7 @@ def drill(
         setting = replace(_setting(engine, config, pool, endpoints, seconds), resubmit=resubmit)
         chosen = range(1, seeds + 1)
         if publish is not None:
-            cells = published.cells()
+            cells = bars.cells()
         elif trace is not None:
             read(trace)  # what is wrong with it shows now
             setting = setting.lasting(warm_up=0.0, measured=seconds, tail=0.0)
@@ -128,7 +128,8 @@ def drill(
         if json_ is not None:
             json_.write_text(report.as_json(experiment))
         if publish is not None:
-            publish.write_text(published.page(experiment))
+            before = publish.read_text() if publish.exists() else ""
+            publish.write_text(published.page(experiment, before))
         if plot_ is not None:
             plot(experiment, plot_)
     except (NoKneeError, NoPlottingError, ValueError, OSError) as error:

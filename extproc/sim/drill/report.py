@@ -56,8 +56,10 @@ def columns(experiment: Experiment, *, detail: bool) -> list[Column]:
         Column("inversions", _score("inversions"), percent=False, detail=True),
         Column("KV mean", _score("kv_mean"), detail=True),
         Column("KV s.d.", _score("kv_sd"), detail=True),
+        Column("KV full", _score("kv_full"), detail=True),
         Column("flips", _score("flips"), percent=False),
         Column("recovery", _score("recovery"), percent=False),
+        Column("evicted", _score("evicted"), detail=True),
         Column("Jain", _score("jain"), percent=False, detail=True),
     ]
     return [
@@ -86,7 +88,9 @@ def shown(number: Mean, *, percent: bool = True) -> str:
 
 def _figures(number: float) -> str:
     size = abs(number)
-    digits = 0 if size >= 99.95 and size != 100 else 1 if size >= 9.995 else 2
+    digits = (
+        0 if size >= 99.95 and size != 100 else 1 if size >= 9.995 else 2 if size >= 0.0995 else 3
+    )
     if 99.0 <= size < 100.0:  # how far a share is from all is what matters
         digits = 2
     text = f"{number:.{digits}f}"
@@ -108,7 +112,7 @@ def groups(experiment: Experiment, *, detail: bool = True) -> Iterator[tuple[str
         if mix in experiment.knees:
             title += f" (1× = {experiment.knees[mix]:g} calls/s)"
         if fault != "none":
-            title += f", fault {fault}"
+            title += f", {fault}"
         yield title, headings, [_row(experiment, cell, chosen) for cell in members]
 
 

@@ -55,6 +55,8 @@ def score(history: History, setting: Setting, relief: float | None = None) -> di
     usage = [sample.kv_usage for sample in history.samples]
     scores["kv_mean"] = sum(usage) / len(usage) if usage else math.nan
     scores["kv_sd"] = pstdev(usage) if usage else math.nan
+    mark = min(1.0 - each.close for each in setting.classes())
+    scores["kv_full"] = _share(sum(each > mark for each in usage), len(usage))
     scores["flips"] = flips([s.closed for s in history.samples], setting.measured)
     scores["recovery"] = math.nan if relief is None else recovery(measured, setting, relief)
     scores["jain"] = jain(r for r in measured if r.call.rank == 1)
