@@ -200,7 +200,7 @@ def build(config: Config) -> Tidegate:
     mode = ModeGate(catalog.classes)
     pump = Pump(clock)
     desk = _desk(config, clock, pump)
-    gates: list[Gate] = [RequestLimits(config.requests.max_body)]
+    gates: list[Gate] = [RequestLimits(config.requests.max_call)]
     if recorder is not None:
         gates.insert(0, mode)
     if desk is not None:
@@ -224,7 +224,7 @@ def build(config: Config) -> Tidegate:
         sources=_sources(config),
         reply_rules=_reply_rules(config),
         wording=_wording(config),
-        max_body=config.requests.max_body,
+        max_body=config.requests.max_call,
         pass_unreadable=config.requests.unreadable == "pass",
         observer=metrics if recorder is None else Observers((metrics, recorder)),
         endings=endings,

@@ -299,11 +299,14 @@ class TicketsConfig(_Model):
 class Requests(_Model):
     """How bodies are read.
 
-    ``unreadable: pass`` sends what we cannot read on to the engine, unclamped. It is for callers that
-    are trusted: we refuse some bodies that an engine accepts.
+    ``max_body`` is what Envoy holds of any request, ``max_call`` what a call to an engine may have:
+    reading it holds up everyone else, for about 2 ms per MiB. ``unreadable: pass`` sends what we
+    cannot read on to the engine, unclamped. It is for callers that are trusted: we refuse some
+    bodies that an engine accepts.
     """
 
     max_body: Size = 32 << 20
+    max_call: Size = 2 << 20
     unreadable: Literal["reject", "pass"] = "reject"
 
 

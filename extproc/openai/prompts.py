@@ -45,6 +45,7 @@ _MEDIA_PARTS = 64
 """Parts of each kind that are looked for."""
 _MEDIA_BYTES = 1024
 """What is shorter counts as text."""
+_MEDIA_MARKERS = (b";base64,", b'"data"')
 _MEDIA_KEY = re.compile(
     rb'(?<!\\)"(?:(?:url|image_url|file_data)"\s*:\s*"data:[\w/+.;=-]*,|data"\s*:\s*")\Z'
 )
@@ -124,11 +125,13 @@ def prompt_parts(body: bytes, members: Members) -> PromptParts:
     """
     size = len(body) - sum(map(len, map(members.__getattribute__, _NOT_SHOWN)))
     parts = 0
-    for raw in (members.messages, members.input):
-        if len(raw) > _MEDIA_MEMBER:
-            found, encoded = _media(bytes(raw))
-            parts += found
-            size -= encoded
+    if len(body) > _MEDIA_MEMBER:
+        markers = [marker for marker in _MEDIA_MARKERS if marker in body]
+        for raw in (members.messages, members.input) if markers else ():
+            if len(raw) > _MEDIA_MEMBER:
+                found, encoded = _media(bytes(raw), markers)
+                parts += found
+                size -= encoded
     sample = body[:_SAMPLE]
     escapes = sample.count(b"\\u") / len(sample)
     text = int(size * max(0.0, 1 - escapes * _ESCAPE_EXCESS)) // _BYTES_PER_TOKEN
@@ -140,14 +143,14 @@ def prompt_parts(body: bytes, members: Members) -> PromptParts:
     return PromptParts(text - wide - other, wide, other, float(parts * _MEDIA_TOKENS))
 
 
-def _media(prompt: bytes) -> tuple[int, int]:
+def _media(prompt: bytes, markers: list[bytes]) -> tuple[int, int]:
     """Return how many base64 parts there are, and their bytes.
 
     Only what stands under a media key counts as such: inside of a text the key's quotes would be
     escaped, so a prompt does not pass for an image.
     """
     parts = encoded = 0
-    for marker in (b";base64,", b'"data"'):
+    for marker in markers:
         end = 0
         for _ in range(_MEDIA_PARTS):
             begin = prompt.find(marker, end)

@@ -23,7 +23,7 @@ SIZES = [KIB, *(size + off for size in (64 * KIB, MIB) for off in (-1, 0, 1)), 4
 # No priority to inject, and a limit of 16 MiB.
 CONFIG = f"""
 pools: {{"*": {{scheduling_policy: fcfs, scrape: {{interval: 50ms, stale_after: 500ms}}}}}}
-requests: {{max_body: {LARGEST}}}
+requests: {{max_body: {LARGEST}, max_call: {LARGEST}}}
 """
 CHAT = "/v1/chat/completions"
 TINY = b'{"a":"bc"}'

@@ -280,7 +280,7 @@ def test_lenient_reading_reaches_inside() -> None:
         (b'{"\xff":NaN}', "The request body is not valid JSON."),
         (b"\x28\xb5\x2f\xfd\x00", "The request body is not valid JSON."),
         (
-            b'{"messages":' + b"[" * 30_000 + b"]" * 30_000 + b"}",
+            b'{"messages":' + b"[" * 15_000 + b"]" * 15_000 + b"}",
             "The request body is not valid JSON.",
         ),
         (b"[]", "The request body must be a JSON object."),
@@ -291,8 +291,8 @@ def test_lenient_reading_reaches_inside() -> None:
             "The request body is not strict JSON in UTF-8.",
         ),
         (
-            gzip.compress(b" " * 4_194_305),
-            "The request body decompresses to more than 4194304 bytes.",
+            gzip.compress(b" " * 1_048_577),
+            "The request body decompresses to more than 1048576 bytes.",
         ),
         (b"\x1f\x8bnonsense", "The request body is not valid gzip."),
         (gzip.compress(b"{}")[:-4], "The request body is not one complete gzip member."),
@@ -347,6 +347,37 @@ def test_a_choice_that_no_engine_makes_is_not_promised(best_of: int) -> None:
         call(best_of=best_of)
     assert caught.value.param == "best_of"
     assert call(best_of=20).choices == 20
+
+
+@pytest.mark.parametrize(
+    "dense",
+    [
+        b'{"messages":[' + b"[]," * 200_000 + b"[]]}",
+        b'{"messages":[' + b'{"a":0},' * 70_000 + b"{}]}",
+        b'{"prompt":[' + b'"a",' * 150_000 + b'"a"]}',
+        b"{" + b",".join(b'"%d":0' % number for number in range(60_000)) + b" " * 80_000 + b"}",
+    ],
+    ids=["arrays", "objects", "strings", "members"],
+)
+def test_long_bodies_of_nothing_but_structure_are_refused(dense: bytes) -> None:
+    """They would hold up everyone else for longer than we may."""
+    with pytest.raises(Unreadable) as caught:
+        read(Endpoint.CHAT, dense)
+    message = "The request body has more than 100000 strings and brackets."
+    assert (caught.value.message, caught.value.param) == (message, None)
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"prompt": list(range(150_000))},
+        {"prompt": 'He said: "no".\n' * 60_000},
+        {"prompt": json.dumps({"rows": [["a", "b"]] * 20_000, "pad": "x" * 400_000})},
+    ],
+    ids=["token ids", "dialogue", "a JSON document"],
+)
+def test_long_prompts_are_read(members: dict[str, Any]) -> None:
+    assert call(Endpoint.COMPLETIONS, **members).prompt_tokens > 100_000
 
 
 def test_a_gzip_bomb(monkeypatch: pytest.MonkeyPatch) -> None:
