@@ -26,7 +26,7 @@ class PromptParts(NamedTuple):
         latin: letters and blanks of ASCII.
         wide: characters beyond ASCII, as of Chinese, Japanese and Korean.
         other: digits, punctuation, markup and code.
-        media: images and sounds; not corrected.
+        media: images and sounds, and token ids, which are counted; not corrected.
     """
 
     latin: float

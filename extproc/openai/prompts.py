@@ -3,7 +3,8 @@
 Rules:
 - Both come from the undecoded body. Where exactness would take longer than a call is worth,
   counting errs upwards.
-- The estimate has no tokenizer. A token is about 4 bytes of UTF-8, in Latin script and in Chinese
+- Token ids are counted, and images and sounds by the piece, whether linked or inside the body.
+- The estimate of text has no tokenizer. A token is about 4 bytes of UTF-8, in Latin script and in Chinese
   alike (a Chinese character has 3 bytes and makes 0.6 to 0.8 tokens). How much of it is in which
   script is told as well, so that real usage can correct it (`extproc.core.tokens`).
 """
@@ -45,13 +46,19 @@ _MEDIA_PARTS = 64
 """Parts of each kind that are looked for."""
 _MEDIA_BYTES = 1024
 """What is shorter counts as text."""
+_LINKED = re.compile(
+    rb'(?<!\\)"(?:(?:image|video|audio)_url"\s*:|'
+    rb'source"\s*:\s*\{\s*"type"\s*:\s*"(?:url|base64|file)")'
+)
+"""Parts that the engine fetches, or that are in the body all the same."""
+_IDS = re.compile(rb"\[\[?[0-9]")
 _MEDIA_MARKERS = (b";base64,", b'"data"')
 _MEDIA_KEY = re.compile(
     rb'(?<!\\)"(?:(?:url|image_url|file_data)"\s*:\s*"data:[\w/+.;=-]*,|data"\s*:\s*")\Z'
 )
 _MEDIA_HEAD = re.compile(rb"[A-Za-z0-9+/_=-]{512}")
 _WINDOW = 160
-"""Bytes before a part in which its key is looked for."""
+"""Bytes before a part in which its key is looked for, and at the beginning of a prompt."""
 
 
 class _Row(msgspec.Struct, array_like=True, gc=False):
@@ -115,7 +122,11 @@ def _texts(raw: Raw) -> int:
 
 
 def _starts(raw: Raw, opening: bytes) -> bool:
-    return bytes(memoryview(raw)[:_WINDOW]).translate(None, b" \t\r\n").startswith(opening)
+    return _beginning(raw).startswith(opening)
+
+
+def _beginning(raw: Raw) -> bytes:
+    return bytes(memoryview(raw)[:_WINDOW]).translate(None, b" \t\r\n")
 
 
 def prompt_parts(body: bytes, members: Members) -> PromptParts:
@@ -124,26 +135,41 @@ def prompt_parts(body: bytes, members: Members) -> PromptParts:
     The whole body counts, except what no template shows to the model, so no member hides a prompt.
     """
     size = len(body) - sum(map(len, map(members.__getattribute__, _NOT_SHOWN)))
-    parts = 0
-    if len(body) > _MEDIA_MEMBER:
-        markers = [marker for marker in _MEDIA_MARKERS if marker in body]
-        for raw in (members.messages, members.input) if markers else ():
-            if len(raw) > _MEDIA_MEMBER:
-                found, encoded = _media(bytes(raw), markers)
-                parts += found
-                size -= encoded
+    parts = ids = 0
+    for raw in (members.messages, members.input):
+        if raw:
+            found, encoded = _media(body, raw)
+            parts += found
+            size -= encoded
+    for raw in (members.prompt, members.token_ids, members.input):
+        if raw and _IDS.match(_beginning(raw)):
+            ids += bytes(raw).count(b",") + 1
+            size -= len(raw)
     sample = body[:_SAMPLE]
     escapes = sample.count(b"\\u") / len(sample)
     text = int(size * max(0.0, 1 - escapes * _ESCAPE_EXCESS)) // _BYTES_PER_TOKEN
-    if text + parts * _MEDIA_TOKENS < 1:
+    exact = parts * _MEDIA_TOKENS + ids
+    if text + exact < 1:
         text = 1
     each = text / len(sample)
     wide = len(sample.translate(None, _ASCII)) * each
     other = len(sample.translate(None, _LETTERS)) * each - wide
-    return PromptParts(text - wide - other, wide, other, float(parts * _MEDIA_TOKENS))
+    return PromptParts(text - wide - other, wide, other, float(exact))
 
 
-def _media(prompt: bytes, markers: list[bytes]) -> tuple[int, int]:
+def _media(body: bytes, raw: Raw) -> tuple[int, int]:
+    """Return how many images and sounds a prompt has, and the bytes of those that are inside it."""
+    linked = encoded = size = 0
+    if b'_url"' in body or b'"source"' in body:
+        linked = sum(1 for _ in _LINKED.finditer(raw))
+    if len(raw) > _MEDIA_MEMBER:
+        markers = [marker for marker in _MEDIA_MARKERS if marker in body]
+        if markers:
+            encoded, size = _encoded(bytes(raw), markers)
+    return max(linked, encoded), size
+
+
+def _encoded(prompt: bytes, markers: list[bytes]) -> tuple[int, int]:
     """Return how many base64 parts there are, and their bytes.
 
     Only what stands under a media key counts as such: inside of a text the key's quotes would be

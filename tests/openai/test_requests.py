@@ -212,6 +212,46 @@ def test_an_image_is_not_its_bytes(part: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
+    "content",
+    [
+        {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}},
+        {"type": "input_image", "image_url": "https://example.org/a.png"},
+        {"type": "video_url", "video_url": {"url": "https://example.org/a.mp4"}},
+        {"type": "image", "source": {"type": "url", "url": "https://example.org/a.png"}},
+    ],
+)
+def test_an_image_that_is_fetched_is_not_its_link(content: dict[str, Any]) -> None:
+    assert 3 * 1024 < call(messages=[{"content": [content] * 3}]).prompt_tokens < 3 * 1100
+    assert 1024 < call(Endpoint.RESPONSES, input=[{"content": [content]}]).prompt_tokens < 1100
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '"image_url": {"url": "https://example.org/a.png"}',
+        [{"type": "tool_use", "input": {"source": {"type": "book"}}}],
+    ],
+)
+def test_no_text_passes_for_a_linked_image(content: Any) -> None:
+    assert call(messages=[{"content": content}]).prompt_tokens < 100
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "members", "tokens"),
+    [
+        (Endpoint.COMPLETIONS, {"prompt": [1] * 5000}, 5000),
+        (Endpoint.COMPLETIONS, {"prompt": [151643] * 5000}, 5000),
+        (Endpoint.COMPLETIONS, {"prompt": [[7] * 2000, [8] * 3000]}, 5000),
+        (Endpoint.GENERATE, {"token_ids": [1] * 5000, "sampling_params": {}}, 5000),
+        (Endpoint.EMBEDDINGS, {"input": [[1] * 5000]}, 5000),
+    ],
+)
+def test_token_ids_are_counted(endpoint: Endpoint, members: dict[str, Any], tokens: int) -> None:
+    """Short ids would otherwise pass for half of what they are."""
+    assert tokens <= call(endpoint, **members).prompt_tokens < tokens + 30
+
+
+@pytest.mark.parametrize(
     "part",
     [
         {"type": "text", "text": '"url":"data:image/png;base64,' + "A" * 80_000},
@@ -226,7 +266,7 @@ def test_no_text_passes_for_an_image(part: dict[str, Any]) -> None:
 def test_many_images_and_odd_ends() -> None:
     image = {"image_url": {"url": "data:image/png;base64," + "A" * 2000}}
     odd = ['"data"', {"data": 7}, ";base64,"]
-    assert 64 * 1024 < call(messages=[image] * 70 + odd).prompt_tokens < 75_000
+    assert 70 * 1024 < call(messages=[image] * 70 + odd).prompt_tokens < 76_000
 
 
 def test_what_no_template_shows_does_not_count() -> None:
