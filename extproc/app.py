@@ -49,6 +49,7 @@ from extproc.edge.agent_identity import SOURCES
 from extproc.edge.agents import AgentDesk
 from extproc.edge.endings import Endings
 from extproc.edge.identity import FromApiKey, FromHeader, FromMetadata, IdentitySource
+from extproc.edge.in_flight import AnswerRules
 from extproc.edge.processor import Processor
 from extproc.edge.pump import Pump
 from extproc.edge.responder import Routing
@@ -78,15 +79,21 @@ LAST_RECORDS_SECONDS = 0.5
 class EngineBooks:
     """Writes what the engines say into the pools' books; an `extproc.engines.listener.Listener`.
 
-    ``changed`` is called when that may have made room.
+    ``changed`` is called when that may have made room, ``scraped`` with a pool of which an engine
+    was read.
     """
 
     def __init__(
-        self, pools: Mapping[str, Pool], clock: Callable[[], float], changed: Callable[[], None]
+        self,
+        pools: Mapping[str, Pool],
+        clock: Callable[[], float],
+        changed: Callable[[], None],
+        scraped: Callable[[str], None],
     ) -> None:
         self._pools = pools
         self._clock = clock
         self._changed = changed
+        self._scraped = scraped
 
     def joined(self, pool: str, endpoint: str) -> None:
         """An endpoint was discovered."""
@@ -105,7 +112,7 @@ class EngineBooks:
     def observed(self, pool: str, endpoint: str, reading: Reading, sent_at: float) -> None:
         """An endpoint was read."""
         self._pools[pool].observe(endpoint, reading, read_at=sent_at, now=self._clock())
-        self._changed()
+        self._scraped(pool)
 
     def failed(self, pool: str, endpoint: str, problem: str) -> None:
         """An endpoint could not be read."""
@@ -235,8 +242,9 @@ def build(config: Config) -> Tidegate:
         bell=pump.ring,
         breaker=breaker,
         desk=desk,
+        answers=_answer_rules(config),
     )
-    books = EngineBooks(pools, clock, admission.capacity_changed)
+    books = EngineBooks(pools, clock, admission.capacity_changed, admission.scraped)
     control: ControlRoom | None = None
     if recorder is not None:
         levers = Levers(config, pools=pools, lines=lines, gate=mode, admission=admission)
@@ -405,6 +413,13 @@ def _reply_rules(config: Config) -> ReplyRules:
             ReplyOverride(each.reason, each.class_, each.tenant, each.kind, each.status)
             for each in config.fallback.overrides
         )
+    )
+
+
+def _answer_rules(config: Config) -> AnswerRules:
+    return AnswerRules(
+        replaced=frozenset(map(str, config.fallback.engine_statuses)),
+        read_usage=config.envoy.usage_source == "ext_proc",
     )
 
 

@@ -53,6 +53,8 @@ PATH = "request.path"
 REQUEST_ID = "request.id"
 UPSTREAM = "upstream.address"
 """Comes with the response's headers: the engine that answers, ``ip:port``."""
+DETAILS = "response.code_details"
+"""Comes with the response's headers: whether the engine or Envoy made them, and why."""
 
 
 def pool_cluster(pool: str) -> str:

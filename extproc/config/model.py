@@ -271,7 +271,11 @@ class Messages(_Model):
 
 
 class FallbackConfig(_Model):
-    """The friendly answer to a shed call."""
+    """The friendly answer to a shed call.
+
+    It also takes the place of answers that only say "not now", of the engines or of Envoy in their
+    stead: those with one of the ``engine_statuses``.
+    """
 
     status: Literal[200] = 200
     finish_reason: FinishReason = "load_shedding_fallback"
@@ -279,6 +283,7 @@ class FallbackConfig(_Model):
     language: Literal["zh", "en"] = "zh"
     message: Messages = Messages()
     structured: Literal["error", "refusal"] = "error"
+    engine_statuses: tuple[Literal[429, 500, 502, 503, 504], ...] = (502, 503, 504)
     overrides: tuple[Override, ...] = ()
 
 
@@ -332,7 +337,9 @@ class EnvoyConfig(_Model):
     """What `tidegate envoy` writes.
 
     ``processor`` is where Envoy reaches Tidegate, where that is not ``listen.processor``;
-    ``include_dir`` is where Envoy finds the files that it includes by path.
+    ``include_dir`` is where Envoy finds the files that it includes by path. ``usage_source``: who
+    reads the token usage out of the answers. Envoy's own filters do (1.40 has them) at no cost here;
+    ``ext_proc``, for Envoys without them, sends every answer through Tidegate.
     """
 
     listener: Address = "0.0.0.0:8080"
@@ -343,6 +350,7 @@ class EnvoyConfig(_Model):
     status_on_error: Literal[500, 501, 502, 503, 504, 505, 507, 508, 510, 511] = 503
     message_timeout: Seconds = Field(default=15.0, gt=0)
     stream_idle_timeout: Seconds = 300.0
+    usage_source: Literal["envoy", "ext_proc"] = "envoy"
     kubernetes: Kubernetes = Kubernetes()
 
 

@@ -44,6 +44,9 @@ class Reason(StrEnum):
     QUEUE_DEADLINE = "queue_deadline"
     PREDICTED_WAIT = "predicted_wait"
     EVICTED = "evicted"
+    ENGINE_REJECTED = "engine_rejected"
+    ENGINE_ERROR = "engine_error"
+    ENGINE_TIMEOUT = "engine_timeout"
 
 
 class ReplyKind(StrEnum):
@@ -257,6 +260,24 @@ REASONS: Mapping[Reason, Entry] = MappingProxyType(
             _fallback(),
             "The call was cut while it was served, so that a higher class had room.",
             "请求在生成过程中被中断，以便为更高等级腾出容量。",
+        ),
+        Reason.ENGINE_REJECTED: Entry(
+            "after admission",
+            _fallback(),
+            "The engine had no room for the call and sent it back.",
+            "推理引擎已满，拒绝了该请求。",
+        ),
+        Reason.ENGINE_ERROR: Entry(
+            "after admission",
+            _fallback(),
+            "The engine could not be reached, or failed before it answered.",
+            "推理引擎无法连接，或在应答前出错。",
+        ),
+        Reason.ENGINE_TIMEOUT: Entry(
+            "after admission",
+            ReplyStyle(ReplyKind.FALLBACK, 504, "timeout"),
+            "The engine did not answer in time.",
+            "推理引擎未能及时应答。",
         ),
     }
 )

@@ -42,13 +42,14 @@ from extproc.core.limits import Level
 from extproc.core.metering import Meter, Taking
 from extproc.core.reasons import Reason, ReplyRules
 from extproc.core.records import Decided, Observer, WaitEnd
-from extproc.core.tickets import Subject, fingerprint
 from extproc.edge.agents import AgentDesk
 from extproc.edge.endings import Endings
 from extproc.edge.exchange import Editor, Judgement, Request, Resolution
 from extproc.edge.identity import IdentitySource, identify
+from extproc.edge.in_flight import UNTOUCHED, AnswerRules, InFlight
 from extproc.edge.messages import Answer, Event, Forward
 from extproc.edge.responder import Case, Responder, Routing
+from extproc.edge.ticket_desk import TicketDesk
 from extproc.edge.wording import Wording
 from extproc.openai.calls import LIMITS
 from extproc.openai.endpoints import Endpoint, endpoint_of
@@ -84,6 +85,7 @@ class Admission:
         bell: Callable[[], None],
         breaker: Breaker | None = None,
         desk: AgentDesk | None = None,
+        answers: AnswerRules = UNTOUCHED,
     ) -> None:
         self._catalog = catalog
         self._controller = controller
@@ -103,6 +105,14 @@ class Admission:
         self._bell = bell
         self._breaker = breaker
         self._desk = desk
+        self._tickets = TicketDesk(controller, clock, wall_clock)
+        self._in_flight = InFlight(
+            rules=answers,
+            controller=controller,
+            responder=self._responder,
+            endings=endings,
+            tickets=self._tickets,
+        )
         self._waiting: dict[str, tuple[Case, Callable[[Resolution], None]]] = {}
         self._paying: set[str] = set()
         self.shadow = False
@@ -134,7 +144,7 @@ class Admission:
             limit = self._breaker.limit(key_of(pool, classification), now)
             classification = _clamped(classification, limit)
         token = request.headers.get(contract.TICKET_HEADER, "")
-        since = self._first_came(call, classification, pool, token, now) if call else None
+        since = self._tickets.first_came(call, classification, pool, token, now) if call else None
         if since is None and self._desk is not None and member is not None:
             since = self._desk.began(member)
         candidate = Candidate(
@@ -158,6 +168,7 @@ class Admission:
             request_id=request.request_id,
             accept_language=request.headers.get("accept-language", ""),
             arrived=now,
+            later=later,
         )
         if (
             self._desk is not None
@@ -205,6 +216,7 @@ class Admission:
             if self._meter is not None and ident in self._paying:
                 self._paying.remove(ident)
                 self._meter.give_back(ident, self._clock())
+            self._in_flight.leave(ident)
             self._controller.release(ident, pool)
             self._endings.released(ident)
             self.capacity_changed()
@@ -219,7 +231,7 @@ class Admission:
         """Hear how an exchange is answered; see `extproc.edge.exchange.Gatekeeper`."""
         if event.upstream:
             self._controller.moved(*hold, event.upstream, self._clock())
-        return None
+        return self._in_flight.answered(hold[0], event)
 
     def capacity_changed(self) -> None:
         """Hear that there may be room now; costs nothing where nobody waits."""
@@ -237,8 +249,14 @@ class Admission:
         for pool in self._controller.lines:
             for decision in self._controller.pump(pool, now):
                 self._turn_came(decision.call, decision.verdict, decision.waited, now)
+            self._in_flight.evict(pool, now)
         deadline = self._controller.next_deadline()
         return deadline if self._desk is None else min(deadline, self._desk.next_deadline())
+
+    def scraped(self, pool: str) -> None:
+        """Hear that an engine of a pool was read."""
+        self.capacity_changed()
+        self._in_flight.evict(pool, self._clock())
 
     def switch(self, gate: Gate, *, shadow: bool) -> int:
         """Go over to another mode; return how many of those that wait are turned away.
@@ -329,6 +347,8 @@ class Admission:
                 self._paying.discard(record.id)
                 if self._desk is not None:
                     self._desk.admitted(case.candidate.id)
+                if not self.shadow and self._in_flight.enter(case, verdict):
+                    judgement = replace(judgement, revocable=True)
         except BaseException:
             self.release((case.candidate.id, case.pool))
             self._forgo(case)
@@ -351,7 +371,10 @@ class Admission:
         rates = () if self._meter is None else self._rates(self._meter, case)
         if verdict.action is Action.ADMIT:
             return self._responder.forward(case, verdict, rates)
-        return self._responder.answer(case, verdict, self._ticket(case, verdict), rates)
+        # Who comes with a ticket and is refused for another reason keeps the place all the same.
+        kept = verdict.action is Action.SHED or case.candidate.since is not None
+        ticket = self._tickets.issue(case) if kept else None
+        return self._responder.answer(case, verdict, ticket, rates)
 
     def _rates(self, meter: Meter, case: Case) -> Headers:
         """Return the headers that say how much more the payer may send."""
@@ -372,37 +395,6 @@ class Admission:
             # It would be answered at once and generate afterwards, out of every book.
             return call, Unreadable("Background responses are not served here.", "background")
         return call, None
-
-    # Tickets.
-
-    def _first_came(
-        self, call: Call, classification: Classification, pool: str, token: str, now: float
-    ) -> float | None:
-        """Return when a call with a ticket first came, on the clock of ``now``."""
-        line = self._controller.lines.get(pool)
-        if line is None or not (token or len(line.tickets)):
-            return None
-        wall = self._wall_clock()
-        arrived = line.tickets.redeem(_subject(call, classification), token, wall)
-        # A clock that was set back must not put anybody behind those who come later.
-        return None if arrived is None else now - max(0.0, wall - arrived)
-
-    def _ticket(self, case: Case, verdict: Verdict) -> str | None:
-        """Return a ticket for a call that is shed for want of room, or that came with one."""
-        line, candidate = self._controller.lines.get(case.pool), case.candidate
-        if line is None or case.call is None:
-            return None
-        # Who comes with a ticket and is refused for another reason keeps the place all the same.
-        if verdict.action is not Action.SHED and candidate.since is None:
-            return None
-        since = case.arrived if candidate.since is None else candidate.since
-        wall = self._wall_clock()
-        return line.tickets.issue(
-            _subject(case.call, candidate.classification),
-            ident=candidate.id,
-            arrived=wall - (self._clock() - since),
-            now=wall,
-        )
 
 
 def _clamped(classification: Classification, limit: int | None) -> Classification:
@@ -434,16 +426,6 @@ def _record(case: Case, verdict: Verdict, seconds: float, *, shadow: bool) -> De
         verdict=verdict,
         seconds=seconds,
         shadow=shadow,
-    )
-
-
-def _subject(call: Call, classification: Classification) -> Subject:
-    return Subject(
-        tenant=classification.tenant,
-        service_class=classification.service_class.name,
-        rank=classification.service_class.rank,
-        session=call.session or call.user,
-        fingerprint=fingerprint(call.body),
     )
 
 

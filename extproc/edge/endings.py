@@ -6,6 +6,8 @@ Rules this module keeps:
   verdict, so a client that leaves before Envoy has read the verdict leaves no entry. What is still
   untold `GRACE` seconds after its ext_proc stream ended is therefore told as `client_gone`.
 * What was told is not told again: not by an entry that comes late, nor by one that Envoy sends anew.
+* What we know better counts: the outcome of what we cut or answered in the engine's stead, which in
+  Envoy's eyes ended well, and the usage that an editor has read, where Envoy has read none.
 * An entry of an exchange that this process never saw, as after a restart, is told as it is.
 """
 
@@ -15,6 +17,9 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
+
+from msgspec.structs import replace
 
 from extproc.core.outcomes import Outcome
 from extproc.core.records import Decided, Ended
@@ -26,6 +31,20 @@ REMEMBERED = 4096
 """Ends that are remembered at least, so that they are told once."""
 
 
+class Meter(Protocol):
+    """Counts the tokens of an answer as it passes."""
+
+    @property
+    def usage(self) -> tuple[int, int] | None:
+        """What the engine has reported so far: tokens of the prompt and of the output."""
+        ...
+
+    @property
+    def delivered_tokens(self) -> int:
+        """Tokens of output passed on, as far as that can be told."""
+        ...
+
+
 @dataclass(slots=True)
 class _Open:
     """An admitted exchange whose end is not told yet."""
@@ -34,6 +53,15 @@ class _Open:
     service_class: str
     pool: str
     since: float
+    outcome: Outcome | None = None
+    meter: Meter | None = None
+
+    @property
+    def tokens(self) -> tuple[int | None, int | None]:
+        """Return the tokens of prompt and output, as far as they were seen here."""
+        if self.meter is None:
+            return None, None
+        return self.meter.usage or (None, self.meter.delivered_tokens or None)
 
 
 class Endings:
@@ -59,14 +87,29 @@ class Endings:
             record.tenant, record.service_class, record.pool, self._clock()
         )
 
+    def known(self, exchange: str, outcome: Outcome) -> None:
+        """Hear how an exchange is about to end, whatever the access log will say."""
+        known = self._open.get(exchange)
+        if known is not None:
+            known.outcome = outcome
+
+    def metered(self, exchange: str, meter: Meter) -> None:
+        """Hear who sees the answer of an exchange pass."""
+        known = self._open.get(exchange)
+        if known is not None:
+            known.meter = meter
+
     def released(self, exchange: str) -> None:
         """Hear that an exchange's stream is over; harmless where nothing is expected of it."""
-        if exchange in self._open:
+        known = self._open.get(exchange)
+        if known is not None:
             self._released.append((self._clock(), exchange))
 
     def logged(self, record: Ended) -> None:
         """Hear from the access log how an exchange ended."""
-        self._open.pop(record.id, None)
+        known = self._open.pop(record.id, None)
+        if known is not None and (known.outcome is not None or known.meter is not None):
+            record = _completed(record, known)
         self._tell_once(record)
 
     async def run(self) -> None:
@@ -89,15 +132,16 @@ class Endings:
     def _give_up(self, ended: float, exchange: str) -> None:
         left = self._open.pop(exchange, None)
         if left is not None:
+            prompt_tokens, completion_tokens = left.tokens
             self._tell_once(
                 Ended(
                     id=exchange,
                     tenant=left.tenant,
                     service_class=left.service_class,
                     pool=left.pool,
-                    outcome=Outcome.CLIENT_GONE,
-                    prompt_tokens=None,
-                    completion_tokens=None,
+                    outcome=left.outcome or Outcome.CLIENT_GONE,
+                    prompt_tokens=prompt_tokens,
+                    completion_tokens=completion_tokens,
                     seconds=ended - left.since,
                 )
             )
@@ -109,3 +153,18 @@ class Endings:
             self._told_before, self._told = self._told, set()
         self._told.add(record.id)
         self._tell(record)
+
+
+def _completed(record: Ended, known: _Open) -> Ended:
+    """Return the record with what we know better."""
+    prompt_tokens, completion_tokens = known.tokens
+    if record.prompt_tokens is not None:
+        prompt_tokens = record.prompt_tokens
+    if record.completion_tokens is not None:
+        completion_tokens = record.completion_tokens
+    return replace(
+        record,
+        outcome=known.outcome or record.outcome,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+    )

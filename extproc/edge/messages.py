@@ -38,6 +38,7 @@ class Event(msgspec.Struct, gc=False):
         body: the body or a part of it.
         end_of_stream: nothing follows in this direction.
         upstream: ``ip:port`` of the engine that answers, where the message tells it, else "".
+        details: how Envoy came to a response, where the message tells it, else "".
     """
 
     phase: Phase
@@ -48,6 +49,7 @@ class Event(msgspec.Struct, gc=False):
     body: bytes = b""
     end_of_stream: bool = False
     upstream: str = ""
+    details: str = ""
 
 
 class Continue(msgspec.Struct, frozen=True, gc=False):

@@ -88,7 +88,7 @@ class Processor:
                 del message  # it holds the body once more, perhaps for as long as the call waits
                 if reply is not None:
                     await context.write(wire.encode(reply))
-                if exchange.state is State.ANSWERED:
+                if exchange.state in _OVER:
                     break
         except Exception as error:
             log.error("exchange failed", extra=_told(error, exchange))
@@ -100,6 +100,9 @@ class Processor:
             self.streams -= 1
             if not self.streams:
                 self._idle.set()
+
+
+_OVER = (State.ANSWERED, State.ENDED)
 
 
 def _reply(exchange: Exchange, message: Any | None) -> Reply | None:

@@ -18,13 +18,16 @@ from extproc import contract
 from extproc.core.classes import Classification
 from extproc.core.controller import Action, Candidate, Verdict
 from extproc.core.reasons import REASONS, Reason, ReplyKind, ReplyRules
-from extproc.edge.exchange import Judgement
+from extproc.edge.exchange import Judgement, Resolution
 from extproc.edge.messages import Answer, Forward, LabelResponse
 from extproc.edge.wording import Wording
 from extproc.openai import replies
 from extproc.openai.endpoints import Endpoint
 from extproc.openai.rate_headers import Headers, retry_headers
+from extproc.openai.replies import Addressee
 from extproc.openai.requests import Call, Unreadable, rewrite
+from extproc.openai.sse import SSE
+from extproc.openai.streams import Ending
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,7 @@ class Case(msgspec.Struct, gc=False):
         request_id: Envoy's, or "".
         accept_language: the header, or "".
         arrived: when it came, on the clock of ``now``.
+        later: see `extproc.edge.exchange.Gatekeeper.judge`.
         seconds: what deciding about it has taken so far.
     """
 
@@ -71,6 +75,7 @@ class Case(msgspec.Struct, gc=False):
     request_id: str
     accept_language: str
     arrived: float
+    later: Callable[[Resolution], None]
     seconds: float = 0.0
 
 
@@ -145,7 +150,18 @@ class Responder:
         self, case: Case, verdict: Verdict, ticket: str | None, rates: Headers = ()
     ) -> Judgement:
         """Answer a refused request; ``rates`` as in `forward`."""
-        classification, call = case.candidate.classification, case.call
+        return Judgement(self.refusal(case, verdict, ticket, case.call, rates))
+
+    def refusal(
+        self,
+        case: Case,
+        verdict: Verdict,
+        ticket: str | None,
+        call: Addressee | None,
+        rates: Headers = (),
+    ) -> Answer:
+        """Return the answer to a refused request; ``call`` is its body, or what is left of that."""
+        classification = case.candidate.classification
         style = self._reply_rules.style(
             verdict.reason, classification.service_class.name, classification.tenant
         )
@@ -176,16 +192,31 @@ class Responder:
                 retry_after=self._wording.retry_after if soon else None,
                 retry=not style.lasting,
             )
-        return Judgement(
-            Answer(
-                status=reply.status,
-                headers=(*reply.headers, *_labels(classification, verdict)),
-                body=reply.body,
-                metadata=_metadata(case.candidate, verdict.action, verdict.reason),
-                unique_headers=(
-                    rates if ticket is None else (*rates, (contract.TICKET_HEADER, ticket))
-                ),
-            )
+        return Answer(
+            status=reply.status,
+            headers=(*reply.headers, *_labels(classification, verdict)),
+            body=reply.body,
+            metadata=_metadata(case.candidate, verdict.action, verdict.reason),
+            unique_headers=(
+                rates if ticket is None else (*rates, (contract.TICKET_HEADER, ticket))
+            ),
+        )
+
+    def ending(
+        self, case: Case, verdict: Verdict, ticket: str | None, call: Addressee | None
+    ) -> Ending:
+        """Return how the stream of a request ends that is refused while it is served."""
+        classification = case.candidate.classification
+        language = self._wording.language(case.accept_language, classification.language)
+        note = {"reason": verdict.reason.value}
+        if ticket is not None:
+            note["ticket"] = ticket
+        instead = self.refusal(case, verdict, ticket, call)
+        return Ending(
+            finish_reason=classification.finish_reason or self._wording.finish_reason,
+            message=self._wording.messages[language],
+            note=note,
+            fallback=instead.body if ("content-type", SSE) in instead.headers else b"",
         )
 
 

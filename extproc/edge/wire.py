@@ -108,6 +108,8 @@ def _read_attributes(event: Event, attributes: Any) -> None:
                 event.request_id = text
             elif name == contract.UPSTREAM:
                 event.upstream = text
+            elif name == contract.DETAILS:
+                event.details = text
     event.headers = headers
 
 

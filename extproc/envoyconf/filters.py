@@ -112,7 +112,7 @@ def ext_proc(config: Config) -> ExternalProcessor:
         ),
         allow_mode_override=True,
         request_attributes=list(contract.request_attributes(config)),
-        response_attributes=[contract.UPSTREAM],
+        response_attributes=[contract.UPSTREAM, contract.DETAILS],
         metadata_options=MetadataOptions(
             forwarding_namespaces=MetadataOptionsMetadataNamespaces(untyped=list(forwarded))
             if forwarded
@@ -158,14 +158,20 @@ def following_filters(config: Config, *, pool_header: bool = False) -> list[Http
     a header, for control planes whose routes cannot match metadata.
     """
     hold = named("envoy.filters.http.buffer", Buffer(max_request_bytes=config.requests.max_body))
+    readers = usage_filters(config)
     if len(config.pools) < 2:
-        return [hold, *usage_filters()]
+        return [hold, *readers]
     copy = [_pool_header()] if pool_header else []
-    return [hold, *copy, _choose_route_anew(), *usage_filters()]
+    return [hold, *copy, _choose_route_anew(), *readers]
 
 
-def usage_filters() -> list[HttpFilter]:
-    """Return the filters that read token usage out of JSON and SSE responses into metadata."""
+def usage_filters(config: Config) -> list[HttpFilter]:
+    """Return the filters that read token usage out of JSON and SSE responses into metadata.
+
+    There are none where the processor reads it.
+    """
+    if config.envoy.usage_source != "envoy":
+        return []
     json = JsonToMetadata(
         response_rules=JsonToMetadataMatchRules(
             allow_content_types_regex=RegexMatcher(regex="application/json(;.*)?"),

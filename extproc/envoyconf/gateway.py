@@ -121,7 +121,7 @@ def _patches(config: Config) -> dict[str, Any]:
                 ),
                 *(
                     _add("listener", listener, f"{_MANAGER}/http_filters/0", fields(each))
-                    for each in usage_filters()
+                    for each in usage_filters(config)
                 ),
             ],
         },

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from extproc.openai.calls import Call
 from extproc.openai.endpoints import Endpoint
 from extproc.openai.sse import DONE, SSE, chunk, dump, named
 
@@ -49,8 +48,37 @@ class _Shed:
     refusal: bool
 
 
+class Addressee(Protocol):
+    """What a reply must know of the call that it answers; see `extproc.openai.calls.Call`."""
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where it came in."""
+        ...
+
+    @property
+    def model(self) -> str:
+        """What it asked for."""
+        ...
+
+    @property
+    def stream(self) -> bool:
+        """It waits for a stream of events."""
+        ...
+
+    @property
+    def include_usage(self) -> bool:
+        """And wants that to end in a chunk with the usage."""
+        ...
+
+    @property
+    def structured(self) -> bool:
+        """It waits for JSON, a tool call or a grammar: plain text would break it."""
+        ...
+
+
 def fallback(
-    call: Call,
+    call: Addressee,
     *,
     ident: str,
     created: int,

@@ -43,6 +43,15 @@ def abort(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
 
 
+def assert_fallback(reply: httpx.Response, reason: str) -> None:
+    assert reply.status_code == 200
+    assert reply.headers["x-tidegate-verdict"] == "shed"
+    assert reply.headers["x-tidegate-reason"] == reason
+    body = reply.json()
+    assert body["id"].startswith("chatcmpl-promo-shedded-")
+    assert body["tidegate"]["reason"] == reason
+
+
 async def assert_ended(stand: Any, **outcomes: int) -> None:
     await stand.settled()
     seen = await stand.metrics()
@@ -132,8 +141,7 @@ class TestEngineFails:
 
         reply = await stand.post(CHAT, x_tenant_id="pay")
 
-        assert reply.status_code == 503
-        assert reply.headers["x-tidegate-verdict"] == "admit"
+        assert_fallback(reply, "engine_error")
         assert len(await stand.received()) == 1
         await assert_ended(stand, engine_error=1)
 
@@ -147,7 +155,10 @@ class TestEngineFails:
         await assert_ended(stand, engine_error=1)
 
     async def test_a_reset_within_a_whole_answer(self, stand: Any) -> None:
-        """Envoy reads the usage out of the whole body first, so the client gets an error, no stump."""
+        """Envoy reads the usage out of the whole body first, so the client gets an error, no stump.
+
+        That error is told to no filter, so it cannot become the fallback.
+        """
         for engine in stand.engines:
             engine.faults = replace(engine.faults, reset=Reset.MID_STREAM)
 
@@ -156,9 +167,19 @@ class TestEngineFails:
         assert reply.status_code == 502
         await assert_ended(stand, engine_error=1)
 
-    @pytest.mark.parametrize(
-        ("status", "outcome"), [(500, "engine_error"), (503, "engine_rejected"), (400, "completed")]
-    )
+    async def test_an_engine_that_is_busy(self, stand: Any) -> None:
+        for engine in stand.engines:
+            engine.faults = replace(engine.faults, status=503)
+
+        whole = await stand.post(CHAT, x_tenant_id="pay")
+        stream = await stand.post({**CHAT, "stream": True}, x_tenant_id="pay")
+
+        assert_fallback(whole, "engine_rejected")
+        assert stream.headers["content-type"] == "text/event-stream"
+        assert stream.content.endswith(DONE)
+        await assert_ended(stand, engine_rejected=2)
+
+    @pytest.mark.parametrize(("status", "outcome"), [(500, "engine_error"), (400, "completed")])
     async def test_an_error_of_the_engines(self, stand: Any, status: int, outcome: str) -> None:
         for engine in stand.engines:
             engine.faults = replace(engine.faults, status=status)

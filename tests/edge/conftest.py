@@ -12,6 +12,7 @@ from extproc.edge.exchange import Judgement, Request, Resolution
 from extproc.edge.messages import Answer, Event, Forward, LabelResponse
 
 JSON = (("content-type", "application/json"),)
+ADMITTED = LabelResponse((("x-tidegate-verdict", "admit"),))
 
 
 @dataclass
@@ -43,6 +44,7 @@ class RecordingGatekeeper:
     released: list[str] = field(default_factory=list)
     answers: list[tuple[str, Event]] = field(default_factory=list)
     revocable: dict[str, Callable[[Resolution], None]] = field(default_factory=dict)
+    labels: LabelResponse | None = ADMITTED
     waiting: dict[str, Callable[[Resolution], None]] = field(default_factory=dict)
 
     def judge(self, request: Request, later: Callable[[Resolution], None]) -> Judgement:
@@ -95,7 +97,7 @@ class RecordingGatekeeper:
                 body=b"rewritten", set_headers=(("content-length", "9"),), metadata=(("id", ident),)
             ),
             hold=(ident, "pool"),
-            labels=LabelResponse((("x-tidegate-verdict", "admit"),)),
+            labels=self.labels,
         )
 
     def answered(self, hold: tuple[str, str], event: Event) -> Answer | ShoutingEditor | None:

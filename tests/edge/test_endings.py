@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from extproc.core.capacity import Load
 from extproc.core.controller import Action, Verdict
@@ -77,6 +79,73 @@ def test_who_leaves_no_entry_is_gone_after_a_grace_and_told_once() -> None:
     at.endings.released("x1")
     at.wait(60)
     assert at.told == [gone("x1", 0.25)]
+
+
+@dataclass
+class Meter:
+    usage: tuple[int, int] | None
+    delivered_tokens: int
+
+
+@pytest.mark.parametrize(
+    ("logged_tokens", "meter", "expected"),
+    [
+        ((12, 34), Meter((1, 2), 2), (12, 34)),
+        ((None, None), Meter((7, 3), 3), (7, 3)),
+        ((None, None), Meter(None, 5), (None, 5)),
+        ((12, None), Meter(None, 0), (12, None)),
+        ((None, None), None, (None, None)),
+    ],
+)
+def test_what_was_seen_here_counts_where_envoy_has_read_nothing(
+    logged_tokens: tuple[int | None, int | None],
+    meter: Meter | None,
+    expected: tuple[int | None, int | None],
+) -> None:
+    prompt, completion = logged_tokens
+    at = Desk()
+    at.endings.admitted(decided("x1"))
+    at.endings.admitted(decided("x2"))
+    for ident in ("x1", "x2"):
+        if meter is not None:
+            at.endings.metered(ident, meter)
+    record = replace(logged("x1"), prompt_tokens=prompt, completion_tokens=completion)
+
+    at.endings.logged(record)
+    at.endings.released("x2")
+    at.endings.flush()
+
+    told, gone_away = at.told
+    assert (told.prompt_tokens, told.completion_tokens) == expected
+    assert told.outcome is Outcome.COMPLETED
+    seen = (None, None) if meter is None else meter.usage or (None, meter.delivered_tokens or None)
+    assert (gone_away.prompt_tokens, gone_away.completion_tokens) == seen
+
+
+def test_what_we_ended_has_the_outcome_that_we_know() -> None:
+    at = Desk()
+    for ident in ("x1", "x2"):
+        at.endings.admitted(decided(ident))
+        at.endings.known(ident, Outcome.EVICTED)
+
+    at.endings.logged(logged("x1"))
+    at.endings.released("x2")
+    at.endings.flush()
+
+    assert [each.outcome for each in at.told] == [Outcome.EVICTED, Outcome.EVICTED]
+
+
+def test_of_what_is_over_nothing_more_is_taken_in() -> None:
+    at = Desk()
+    at.endings.admitted(decided("x1"))
+    at.endings.logged(logged("x1"))
+
+    at.endings.known("x1", Outcome.EVICTED)
+    at.endings.metered("x1", Meter((1, 1), 1))
+    at.endings.released("x1")
+    at.endings.flush()
+
+    assert at.told == [logged("x1")]
 
 
 def test_an_exchange_that_goes_on_is_waited_for() -> None:

@@ -247,6 +247,13 @@ class TestEditing:
         assert exchange.receive(part(b"two", last=True)) == Stream(b"TWO", end_of_stream=True)
         assert exchange.state is State.ENDED
 
+    def test_what_passes_without_labels_can_be_edited_as_well(self, gatekeeper: Any) -> None:
+        gatekeeper.labels = None
+        exchange = Exchange(gatekeeper, never)
+        exchange.receive(body("edit"))
+
+        assert exchange.receive(response()) == LabelResponse(stream=True)
+
     def test_an_end_without_a_byte_is_an_end(self, gatekeeper: Any) -> None:
         exchange = self.responding(gatekeeper)
 

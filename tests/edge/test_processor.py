@@ -268,9 +268,7 @@ async def test_an_edited_response_passes_part_by_part(gatekeeper: Any, tmp_path:
         said = [(await call.read()).response_body.response.body_mutation for _ in range(2)]
         assert [each.streamed_response.body for each in said] == [b"ONE", b"TWO!"]
         assert [each.streamed_response.end_of_stream for each in said] == [False, True]
-        await call.write(part(b"more", last=True))
-        await call.done_writing()
-        assert await call.read() is aio.EOF
+        assert await call.read() is aio.EOF, "it is over, whatever Envoy still has"
         await until_idle(processor)
     assert gatekeeper.released == ["x1"]
 
@@ -436,7 +434,7 @@ class ScriptedContext:
         self.written.append(reply)
 
 
-@pytest.mark.parametrize("cancel_at", range(1, 8))
+@pytest.mark.parametrize("cancel_at", range(1, 7))
 async def test_cancellation_at_every_await_of_an_edited_response(
     gatekeeper: Any, cancel_at: int
 ) -> None:

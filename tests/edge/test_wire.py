@@ -204,12 +204,13 @@ def test_the_picked_endpoint_is_told_to_the_balancer() -> None:
 
 
 def test_the_engine_that_answers_comes_with_the_responses_headers() -> None:
-    address = struct({"upstream.address": "10.0.0.1:8000"})
+    told = {"upstream.address": "10.0.0.1:8000", "response.code_details": "via_upstream"}
     message = ProcessingRequest(
-        response_headers=HttpHeaders(), attributes={"envoy.filters.http.ext_proc": address}
+        response_headers=HttpHeaders(), attributes={"envoy.filters.http.ext_proc": struct(told)}
     )
 
-    assert decode(message).upstream == "10.0.0.1:8000"
+    event = decode(message)
+    assert (event.upstream, event.details) == ("10.0.0.1:8000", "via_upstream")
 
 
 def test_a_replaced_body_may_be_empty() -> None:

@@ -102,7 +102,7 @@ async def test_a_call_without_body_is_seen_first_at_its_response(world: World) -
         assert response.status == 200
     assert envoy.processor.kinds == ["response_headers"]
     (attributes,) = envoy.processor.requests[0].attributes.values()
-    assert list(attributes.fields) == ["upstream.address"]
+    assert set(attributes.fields) == {"upstream.address", "response.code_details"}
 
 
 async def test_header_mutations_in_the_reply_to_a_body_are_dropped(world: World) -> None:

@@ -556,6 +556,7 @@ async def test_faults_can_be_read_and_bad_ones_are_refused(
         "latency": 0.25,
         "status": None,
         "reset": "none",
+        "text": "",
     }
     assert await set_faults(http, emulator, latency=-1) == 400
 

@@ -27,6 +27,9 @@ DONE = b"data: [DONE]\n\n"
 
 _ENCODER = msgspec.json.Encoder()
 
+CHARACTERS = 4
+"""Of a given text, a token."""
+
 _TEXT = (
     "the tide comes in and the gate stands open while water rises slowly over stone and sand "
     "until one keeper looks out counts boats near harbour then turns a wheel so that every "
@@ -39,6 +42,13 @@ def filler(seed: int, start: int, end: int) -> str:
     """Return the text of tokens ``start`` to ``end`` (exclusive) of a sequence."""
     count = len(_WORDS)
     return "".join(_WORDS[(seed + position) % count] for position in range(start, end))
+
+
+def scripted(text: str, seed: int, start: int, end: int) -> str:
+    """Return the text of tokens ``start`` to ``end`` of a sequence that begins with a given text."""
+    given = text[CHARACTERS * start : CHARACTERS * end]
+    length = -(-len(text) // CHARACTERS)
+    return given + filler(seed, max(start, length), max(end, length))
 
 
 def dump(value: object) -> bytes:

@@ -57,6 +57,7 @@ class Faults:
         latency: seconds that each generating call waits before it is looked at.
         status: HTTP status, 400 to 599, that generating calls get instead of an answer.
         reset: where generating calls are cut.
+        text: what is generated first, four characters a token, before the filler.
     """
 
     metrics: MetricsFault = MetricsFault.NONE
@@ -64,6 +65,7 @@ class Faults:
     latency: float = 0.0
     status: int | None = None
     reset: Reset = Reset.NONE
+    text: str = ""
 
     def __post_init__(self) -> None:
         if self.kv_usage is not None and not 0 <= self.kv_usage <= 1:

@@ -16,7 +16,7 @@ from extproc.sim.emulator.bodies import (
     CompletionsBodies,
     Head,
     Output,
-    filler,
+    scripted,
 )
 from extproc.sim.emulator.driver import Generation
 from extproc.sim.emulator.event_bodies import MessagesBodies, ResponsesBodies
@@ -73,18 +73,21 @@ def sequences(
 
 
 class Reply:
-    """What is sent to the client.
+    """What is sent to the client; ``text`` is what every sequence begins with.
 
     Attributes:
         reasons: why each sequence ends, ``stop`` or ``length``.
     """
 
-    def __init__(self, head: Head, requests: Sequence[Request], generation: Generation) -> None:
+    def __init__(
+        self, head: Head, requests: Sequence[Request], generation: Generation, text: str = ""
+    ) -> None:
         limit = head.call.max_tokens
         self.reasons = ["stop" if r.output_tokens < limit else "length" for r in requests]
         self._bodies = _BODIES[head.call.endpoint](head)
         self._seed = head.call.seed
         self._generation = generation
+        self._text = text
         self._sent = [0] * len(requests)
         self._opened = False
 
@@ -99,7 +102,7 @@ class Reply:
             if tokens > sent:
                 self._sent[index] = tokens
                 reason = self.reasons[index] if self._generation.ended[index] else None
-                text = filler(self._seed + index, sent, tokens)
+                text = scripted(self._text, self._seed + index, sent, tokens)
                 events.append(self._bodies.delta(index, text, tokens, reason))
         return b"".join(events)
 
@@ -113,6 +116,6 @@ class Reply:
 
     def _outputs(self) -> list[Output]:
         return [
-            Output(filler(self._seed + index, 0, tokens), tokens, self.reasons[index])
+            Output(scripted(self._text, self._seed + index, 0, tokens), tokens, self.reasons[index])
             for index, tokens in enumerate(self._generation.tokens)
         ]

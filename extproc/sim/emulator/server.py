@@ -208,7 +208,7 @@ class Emulator:
         )
         try:
             with self._driver.generate(requests) as generation:
-                reply = Reply(head, requests, generation)
+                reply = Reply(head, requests, generation, faults.text)
                 send = self._stream if call.stream else self._whole
                 response = await send(request, reply, generation)
         except EngineBusyError as error:
