@@ -116,28 +116,38 @@ class JsonReader(Editor):
             self._finish = answer.stop_reason or answer.status
 
 
+def _inflater() -> zlib._Decompress:
+    return zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
+
+
 class EncodedReader(Editor):
     """Lets another editor read what it passes on."""
 
     def __init__(self, reader: Editor, encoding: str) -> None:
         self._reader = reader
-        self._inflate = (
-            zlib.decompressobj(wbits=zlib.MAX_WBITS | 32) if encoding in _INFLATED else None
-        )
+        self._inflate = _inflater() if encoding in _INFLATED else None
 
     def feed(self, chunk: bytes, *, end: bool = False) -> Edit:
         """See `Editor`."""
+        self._reader.feed(self._inflated(chunk), end=end)
+        return Edit(chunk)
+
+    def _inflated(self, chunk: bytes) -> bytes:
         plain = b""
-        if self._inflate is not None:
+        while self._inflate is not None and chunk:
+            room = max(1, LONGEST_INFLATED - len(plain))
             try:
-                plain = self._inflate.decompress(chunk, LONGEST_INFLATED)
+                plain += self._inflate.decompress(chunk, room)
             except zlib.error:
                 self._inflate = None
-            else:
-                if self._inflate.unconsumed_tail:
-                    self._inflate = None
-        self._reader.feed(plain, end=end)
-        return Edit(chunk)
+                break
+            if self._inflate.unconsumed_tail:
+                self._inflate = None
+                break
+            chunk = self._inflate.unused_data
+            if self._inflate.eof:  # Another one may follow: some servers encode each piece alone.
+                self._inflate = _inflater()
+        return plain
 
     def cut(self, ending: Ending) -> Edit | None:
         """See `Editor`."""

@@ -132,8 +132,9 @@ def test_an_encoded_body_is_read(editor: Make, edited: Feed) -> None:
         ("gzip", b"no gzip at all"),
         ("gzip", gzip.compress(STREAM)[:-20]),
         ("gzip", gzip.compress(b"data: " + b" " * (2 << 20) + STREAM)),
+        ("gzip", gzip.compress(b" " * (1 << 20)) * 2 + gzip.compress(STREAM)),
     ],
-    ids=["unknown", "twice", "broken", "torn", "bomb"],
+    ids=["unknown", "twice", "broken", "torn", "bomb", "bombs"],
 )
 def test_what_does_not_decode_passes_unread(
     editor: Make, edited: Feed, encoding: str, data: bytes
