@@ -25,7 +25,16 @@ from aiohttp import web
 from grpc import aio
 from grpc_health.v1 import health_pb2
 
-from extproc.config import Config, agent_policy, catalog_of, load_keys, load_ticket_key, pool_limits
+from extproc.config import (
+    Config,
+    ConfigError,
+    Problem,
+    agent_policy,
+    catalog_of,
+    load_keys,
+    load_ticket_key,
+    pool_limits,
+)
 from extproc.control.levers import Levers
 from extproc.control.room import ControlRoom
 from extproc.core.agents.rules import AgentGate, Agents
@@ -60,6 +69,7 @@ from extproc.quota.gates import QuotaGate, RateGate
 from extproc.quota.meter import LocalMeter
 from extproc.telemetry.agents import AgentCollector
 from extproc.telemetry.breaker import BreakerCollector
+from extproc.telemetry.decision_log import DecisionLog
 from extproc.telemetry.http import pages
 from extproc.telemetry.ledger import LedgerCollector
 from extproc.telemetry.metrics import LineCollector, Metrics, PoolCollector
@@ -183,6 +193,8 @@ class Tidegate:
     outbox: Outbox | None
     access_log: AccessLog
     fleet: Fleet
+    recorder: Recorder | None
+    decision_log: DecisionLog | None
     control: ControlRoom | None
 
 
@@ -203,12 +215,14 @@ def build(config: Config) -> Tidegate:
     metrics.registry.register(PoolCollector(pools, clock))
     metrics.registry.register(LineCollector(lines, catalog.classes))
     breaker = _breaker(config)
-    recorder = Recorder(time.time) if config.control.enabled else None
+    decision_log = _decision_log(config)
+    noting = config.control.enabled or decision_log is not None
+    recorder = Recorder(time.time) if noting else None
     mode = ModeGate(catalog.classes)
     pump = Pump(clock)
     desk = _desk(config, clock, pump)
     gates: list[Gate] = [RequestLimits(config.requests.max_call)]
-    if recorder is not None:
+    if config.control.enabled:
         gates.insert(0, mode)
     if desk is not None:
         gates.append(AgentGate(desk.agents))
@@ -244,9 +258,10 @@ def build(config: Config) -> Tidegate:
         desk=desk,
         answers=_answer_rules(config),
     )
+    admission.noting = noting
     books = EngineBooks(pools, clock, admission.capacity_changed, admission.scraped)
     control: ControlRoom | None = None
-    if recorder is not None:
+    if recorder is not None and config.control.enabled:
         levers = Levers(config, pools=pools, lines=lines, gate=mode, admission=admission)
         control = ControlRoom(
             config, levers, recorder, pools=pools, lines=lines, clock=clock, wall_clock=time.time
@@ -263,6 +278,8 @@ def build(config: Config) -> Tidegate:
         outbox=outbox,
         access_log=AccessLog(endings.logged),
         fleet=Fleet(config.pools, books, clock=clock, rng=rng),
+        recorder=recorder,
+        decision_log=decision_log,
         control=control,
     )
 
@@ -288,6 +305,7 @@ async def serve(tidegate: Tidegate, stop: asyncio.Event, started: Callable[[], N
         scraping = tasks.create_task(tidegate.fleet.run())
         pumping = tasks.create_task(tidegate.pump.run(tidegate.admission.pump))
         telling = tasks.create_task(tidegate.endings.run())
+        recording = tasks.create_task(_record(tidegate.recorder, tidegate.decision_log))
         await grpc_server.start()
         await health.set("", health_pb2.HealthCheckResponse.SERVING)
         gc.collect()
@@ -305,6 +323,17 @@ async def serve(tidegate: Tidegate, stop: asyncio.Event, started: Callable[[], N
             scraping.cancel()
             pumping.cancel()
             telling.cancel()
+            recording.cancel()
+
+
+async def _record(recorder: Recorder | None, decision_log: DecisionLog | None) -> None:
+    """Remember decisions, and write them down, where somebody wants them, until cancelled."""
+    if recorder is None:
+        return
+    with contextlib.nullcontext() if decision_log is None else decision_log.writing():
+        if decision_log is not None:
+            recorder.hand_to(decision_log.take)
+        await recorder.run()
 
 
 async def _drain(processor: Processor, grpc_server: aio.Server) -> None:
@@ -349,6 +378,17 @@ def _desk(config: Config, clock: Callable[[], float], pump: Pump) -> AgentDesk |
         clock=clock,
         bell=pump.ring,
     )
+
+
+def _decision_log(config: Config) -> DecisionLog | None:
+    settings = config.decision_log
+    if settings is None:
+        return None
+    try:
+        return DecisionLog(settings.file, max_bytes=settings.max_size, keep=settings.keep)
+    except OSError as error:
+        problem = Problem(None, "decision_log.file", "", f"cannot be written: {error.strerror}")
+        raise ConfigError(settings.file, (problem,)) from error
 
 
 def _breaker(config: Config) -> Breaker | None:

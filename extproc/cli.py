@@ -21,6 +21,7 @@ from rich.console import Console
 
 from extproc import __version__
 from extproc.config import Config, ConfigError, load, load_keys
+from extproc.control import attribution_cli
 from extproc.control import cli as control_cli
 from extproc.envoyconf.binary import EnvoyNotFoundError
 from extproc.envoyconf.errors import GenerationError
@@ -103,6 +104,8 @@ def run_stand(
 app.command()(load_cli.load)
 app.add_typer(control_cli.mode_app, name="mode")
 app.add_typer(control_cli.thresholds_app, name="thresholds")
+app.command()(attribution_cli.explain)
+app.command()(attribution_cli.why)
 app.command()(control_cli.audit)
 app.command()(control_cli.token)
 app.command()(drill)

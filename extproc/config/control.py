@@ -16,7 +16,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from extproc.config.base import Section
-from extproc.config.values import FilePath
+from extproc.config.values import FilePath, Size
 
 
 class Role(StrEnum):
@@ -27,6 +27,17 @@ class Role(StrEnum):
     ADMIN = "admin"
     POD = "pod"
     """An engine that reports its load, and may do nothing else."""
+
+
+class DecisionLogConfig(Section):
+    """Where each verdict is written as one JSON line.
+
+    A file that has grown over ``max_size`` is put aside as ``file.1``; ``keep`` older ones stay.
+    """
+
+    file: FilePath
+    max_size: Size = 256 << 20
+    keep: Annotated[int, Field(ge=0, le=1000)] = 4
 
 
 Who = Annotated[str, Field(pattern=r"^[!-~]{1,128}$")]

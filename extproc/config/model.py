@@ -23,7 +23,7 @@ from pydantic import Field, model_validator
 from extproc.config.agents import AgentLimits, AgentsConfig
 from extproc.config.base import Section as _Model
 from extproc.config.breaker import BreakerConfig
-from extproc.config.control import ControlConfig
+from extproc.config.control import ControlConfig, DecisionLogConfig
 from extproc.config.values import (
     Address,
     ClassName,
@@ -430,6 +430,7 @@ class Config(_Model):
     agents: AgentsConfig | None = None
     breaker: BreakerConfig | None = None
     control: ControlConfig = ControlConfig()
+    decision_log: DecisionLogConfig | None = None
     envoy: EnvoyConfig = EnvoyConfig()
     plans: dict[str, Plan] = Field(default_factory=dict)
     state: State = State()

@@ -7,13 +7,17 @@ Rules this module keeps:
   timing tells nothing about any of them.
 * Every method names who may call it. One that names nobody is for admins.
 * Whoever is nobody learns only that; no token, and nothing of one, is logged.
+* A fault of ours ends the call. It is logged by its kind and its place, not by its message, which may
+  quote what the caller sent.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import logging
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -149,12 +153,14 @@ def _guarded(
 
     async def single(request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
         await admit(context)
-        return await method(request, context)
+        async with _faults_told(context):
+            return await method(request, context)
 
     async def stream(request: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
         await admit(context)
-        async for response in method(request, context):
-            yield response
+        async with _faults_told(context):
+            async for response in method(request, context):
+                yield response
 
     make: Any = _MAKERS[handler.request_streaming, handler.response_streaming]
     guarded: Handler = make(
@@ -163,6 +169,18 @@ def _guarded(
         handler.response_serializer,
     )
     return guarded
+
+
+@contextlib.asynccontextmanager
+async def _faults_told(context: aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
+    try:
+        yield
+    except aio.AbortError:
+        raise
+    except Exception as error:
+        place = "".join(traceback.format_tb(error.__traceback__))
+        log.error("control call failed", extra={"error": type(error).__name__, "traceback": place})
+        await context.abort(grpc.StatusCode.INTERNAL, "the call failed; the log says where")
 
 
 _MAKERS = {

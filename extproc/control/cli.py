@@ -5,24 +5,29 @@ Exit codes: 0 done, 1 the control API cannot be reached or refused, 2 an option 
 
 from __future__ import annotations
 
-import asyncio
-import os
 import secrets
-from datetime import datetime
-from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated
 
-import grpc
 import typer
-from google.protobuf.message import Message
-from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import aio
 from rich.console import Console
 from rich.table import Table
 
 from extproc.config import Role
+from extproc.control.asking import (
+    DEFAULT_ADDRESS,
+    SECONDS,
+    Address,
+    Ca,
+    Reason,
+    TokenFile,
+    ask,
+    local_time,
+    say,
+    show,
+    warn,
+)
 from extproc.control.auth import token_line
-from extproc.control.client import Access, connect
 from extproc.control.pb import (
     audit_pb2,
     audit_pb2_grpc,
@@ -33,35 +38,8 @@ from extproc.control.pb import (
 )
 from extproc.core.modes import Mode
 
-TOKEN_VARIABLE = "TIDEGATE_TOKEN"  # noqa: S105
-_SECONDS = 10.0
-_CANNOT = 1
-_WRONG = 2
-
-Address = Annotated[
-    str,
-    typer.Option(
-        "--control", envvar="TIDEGATE_CONTROL", help="the control API, as in listen.control"
-    ),
-]
-TokenFile = Annotated[
-    Path | None,
-    typer.Option(
-        envvar="TIDEGATE_TOKEN_FILE", help=f"a file with the token; or set {TOKEN_VARIABLE}"
-    ),
-]
-Ca = Annotated[
-    Path | None,
-    typer.Option(
-        envvar="TIDEGATE_CONTROL_CA", help="with TLS: who signed the server's certificate"
-    ),
-]
-Reason = Annotated[str, typer.Option(help="why; it goes into the audit")]
-DEFAULT_ADDRESS = "127.0.0.1:9091"
-
 mode_app = typer.Typer(no_args_is_help=True, help="Show or switch the mode.")
 thresholds_app = typer.Typer(no_args_is_help=True, help="Show or change thresholds while serving.")
-console = Console(soft_wrap=True, highlight=False)
 
 
 @mode_app.command("show")
@@ -72,9 +50,9 @@ def show_mode(
 
     async def work(channel: aio.Channel) -> modes_pb2.ModeState:
         stub = modes_pb2_grpc.ModeServiceStub(channel)
-        return await stub.GetMode(modes_pb2.GetModeRequest(), timeout=_SECONDS)
+        return await stub.GetMode(modes_pb2.GetModeRequest(), timeout=SECONDS)
 
-    _say(_mode_text(_ask(work, control, token_file, ca)))
+    say(_mode_text(ask(work, control, token_file, ca)))
 
 
 @mode_app.command("set")
@@ -94,14 +72,14 @@ def set_mode(
     )
 
     async def work(channel: aio.Channel) -> modes_pb2.SetModeResponse:
-        return await modes_pb2_grpc.ModeServiceStub(channel).SetMode(request, timeout=_SECONDS)
+        return await modes_pb2_grpc.ModeServiceStub(channel).SetMode(request, timeout=SECONDS)
 
-    done = _ask(work, control, token_file, ca)
-    _say(_mode_text(done.after))
-    _say(f"before: {_name(done.before)}; turned away while waiting: {done.turned_away}")
+    done = ask(work, control, token_file, ca)
+    say(_mode_text(done.after))
+    say(f"before: {_name(done.before)}; turned away while waiting: {done.turned_away}")
     if evict:
-        _say(f"running calls that are being ended: {done.evicted}")
-    _warn(done.warnings)
+        say(f"running calls that are being ended: {done.evicted}")
+    warn(done.warnings)
 
 
 @thresholds_app.command("show")
@@ -112,9 +90,9 @@ def show_thresholds(
 
     async def work(channel: aio.Channel) -> thresholds_pb2.Thresholds:
         stub = thresholds_pb2_grpc.ThresholdServiceStub(channel)
-        return await stub.GetThresholds(thresholds_pb2.GetThresholdsRequest(), timeout=_SECONDS)
+        return await stub.GetThresholds(thresholds_pb2.GetThresholdsRequest(), timeout=SECONDS)
 
-    _show_thresholds(_ask(work, control, token_file, ca))
+    _show_thresholds(ask(work, control, token_file, ca))
 
 
 @thresholds_app.command("set")
@@ -154,9 +132,9 @@ def set_thresholds(
 
     async def work(channel: aio.Channel) -> thresholds_pb2.SetThresholdsResponse:
         stub = thresholds_pb2_grpc.ThresholdServiceStub(channel)
-        return await stub.SetThresholds(request, timeout=_SECONDS)
+        return await stub.SetThresholds(request, timeout=SECONDS)
 
-    _changed(_ask(work, control, token_file, ca))
+    _changed(ask(work, control, token_file, ca))
 
 
 @thresholds_app.command("reset")
@@ -171,9 +149,9 @@ def reset_thresholds(
 
     async def work(channel: aio.Channel) -> thresholds_pb2.SetThresholdsResponse:
         stub = thresholds_pb2_grpc.ThresholdServiceStub(channel)
-        return await stub.ResetThresholds(request, timeout=_SECONDS)
+        return await stub.ResetThresholds(request, timeout=SECONDS)
 
-    _changed(_ask(work, control, token_file, ca))
+    _changed(ask(work, control, token_file, ca))
 
 
 def audit(
@@ -186,11 +164,11 @@ def audit(
 
     async def work(channel: aio.Channel) -> audit_pb2.ListAuditResponse:
         stub = audit_pb2_grpc.AuditServiceStub(channel)
-        return await stub.ListAudit(audit_pb2.ListAuditRequest(limit=limit), timeout=_SECONDS)
+        return await stub.ListAudit(audit_pb2.ListAuditRequest(limit=limit), timeout=SECONDS)
 
-    for each in _ask(work, control, token_file, ca).entries:
-        _say(
-            f"{_time(each.at)}  {each.who} ({each.role}, {each.peer})  {each.action}"
+    for each in ask(work, control, token_file, ca).entries:
+        say(
+            f"{local_time(each.at)}  {each.who} ({each.role}, {each.peer})  {each.action}"
             f"{f' {each.target}' if each.target else ''}: {each.before} → {each.after}"
             f"  “{each.reason}”"
         )
@@ -210,38 +188,9 @@ def token(
     typer.echo(token_line(made, who, role), nl=False)
 
 
-def _ask(work: Any, address: str, token_file: Path | None, ca: Path | None) -> Any:
-    """Make one call and return its answer; say what is wrong and exit where there is none."""
-
-    async def run() -> Message:
-        async with connect(Access(address, _token(token_file), ca)) as channel:
-            answer: Message = await work(channel)
-            return answer
-
-    try:
-        return asyncio.run(run())
-    except aio.AioRpcError as error:
-        if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-            _exit(
-                f"no control API answers at {address}: give --control as listen.control says, and see"
-                " that the configuration names tokens (control.tokens)",
-                _CANNOT,
-            )
-        wrong = error.code() is grpc.StatusCode.INVALID_ARGUMENT
-        _exit(f"refused: {error.details()}", _WRONG if wrong else _CANNOT)
-    except OSError as error:
-        _exit(f"{error.filename} cannot be read: {error.strerror}", _WRONG)
-
-
-def _token(file: Path | None) -> str:
-    if file is not None:
-        return file.read_text(encoding="utf-8").strip()
-    return os.environ.get(TOKEN_VARIABLE, "").strip()
-
-
 def _changed(done: thresholds_pb2.SetThresholdsResponse) -> None:
     _show_thresholds(done.after)
-    _warn(done.warnings)
+    warn(done.warnings)
 
 
 def _show_thresholds(now: thresholds_pb2.Thresholds) -> None:
@@ -261,16 +210,16 @@ def _show_thresholds(now: thresholds_pb2.Thresholds) -> None:
             text = form.format(getattr(each, field)) if each.HasField(field) else "–"  # type: ignore[arg-type]
             cells.append(text + "*" * (f"classes.{each.name}.{key}" in now.changed))
         table.add_row(each.name, *cells)
-    console.print(table)
+    show(table)
     for pool in now.pools:
         mark = "*" * (f"pools.{pool.name}.max_concurrency" in now.changed)
-        _say(f"pool {pool.name}: {pool.max_concurrency}{mark} calls in flight")
+        say(f"pool {pool.name}: {pool.max_concurrency}{mark} calls in flight")
 
 
 def _mode_text(state: modes_pb2.ModeState) -> str:
     text = _name(state)
     if state.by:
-        text += f", set by {state.by} at {_time(state.at)}: {state.reason}"
+        text += f", set by {state.by} at {local_time(state.at)}: {state.reason}"
     if state.closed_classes:
         text += f"; turned away: {', '.join(state.closed_classes)}"
     return text
@@ -278,25 +227,3 @@ def _mode_text(state: modes_pb2.ModeState) -> str:
 
 def _name(state: modes_pb2.ModeState) -> str:
     return modes_pb2.Mode.Name(state.mode).removeprefix("MODE_").lower()
-
-
-def _time(stamp: Timestamp) -> str:
-    return (
-        datetime.fromtimestamp(stamp.ToMicroseconds() / 1e6).astimezone().isoformat(" ", "seconds")
-    )
-
-
-def _warn(warnings: Any) -> None:
-    for each in warnings:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(
-            f"warning: {each}", markup=False
-        )
-
-
-def _say(text: str) -> None:
-    console.print(text, markup=False)
-
-
-def _exit(text: str, code: int) -> NoReturn:
-    Console(stderr=True, soft_wrap=True, highlight=False).print(text, markup=False)
-    raise typer.Exit(code)

@@ -9,7 +9,6 @@ Rules this module keeps:
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -30,12 +29,14 @@ from extproc.control.operations import Operations
 from extproc.control.pb import (
     audit_pb2_grpc,
     callers_pb2_grpc,
+    decisions_pb2_grpc,
     modes_pb2_grpc,
     state_pb2_grpc,
     thresholds_pb2_grpc,
 )
 from extproc.control.services.audit import AuditService
 from extproc.control.services.callers import CallerService
+from extproc.control.services.decisions import DecisionService
 from extproc.control.services.modes import ModeService
 from extproc.control.services.state import StateService, View
 from extproc.control.services.thresholds import ThresholdService
@@ -56,6 +57,10 @@ NEEDED = {
     "/tidegate.v1.ThresholdService/GetThresholds": Role.VIEWER,
     "/tidegate.v1.ThresholdService/SetThresholds": Role.OPERATOR,
     "/tidegate.v1.ThresholdService/ResetThresholds": Role.OPERATOR,
+    "/tidegate.v1.DecisionService/ListDecisions": Role.VIEWER,
+    "/tidegate.v1.DecisionService/WatchDecisions": Role.VIEWER,
+    "/tidegate.v1.DecisionService/ExplainDecision": Role.VIEWER,
+    "/tidegate.v1.DecisionService/SummarizeDecisions": Role.VIEWER,
     "/tidegate.v1.AuditService/ListAudit": Role.VIEWER,
 }
 """The role that each method asks for."""
@@ -129,15 +134,11 @@ class ControlRoom:
         server = self._server()
         await server.start()
         log.info("control API", extra={"address": self._config.listen.control})
-        recording = asyncio.ensure_future(self.recorder.run())
         try:
             yield
         finally:
             await server.stop(_GRACE_SECONDS)
             await self.operations.finish()
-            recording.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await recording
 
     def drain(self) -> None:
         """Hear that a stop was asked for; watchers see it."""
@@ -164,6 +165,10 @@ class ControlRoom:
             (
                 thresholds_pb2_grpc.add_ThresholdServiceServicer_to_server,
                 ThresholdService(self.operations, self._levers, self._callers),
+            ),
+            (
+                decisions_pb2_grpc.add_DecisionServiceServicer_to_server,
+                DecisionService(self.recorder),
             ),
             (audit_pb2_grpc.add_AuditServiceServicer_to_server, AuditService(self._audit)),
             (

@@ -41,6 +41,7 @@ from extproc.core.placement import (
 from extproc.core.promises import Demand, Promise
 from extproc.core.readings import Freshness, Reading
 from extproc.core.reasons import Reason
+from extproc.core.standing import Standing
 from extproc.core.tokens import TokenEstimator
 from extproc.core.watermarks import Watermarks
 
@@ -321,6 +322,24 @@ class Pool:
         if self.in_flight >= limit:
             return Shortage(Reason.CONCURRENCY, limit, self.in_flight)
         return self._fit(demand, service_class.close + spare, now)
+
+    def standing(self, service_class: ServiceClass, now: float, spare: float = 0.0) -> Standing:
+        """Return what `place` judges a call of this class by."""
+        self._refresh(now)
+        room, unmet = self._room, None
+        if room is not None and not service_class.strict:
+            unmet = self._watermarks.unmet(service_class, room.ratio)
+        return Standing(
+            len(self.endpoints),
+            self.in_flight,
+            self.limits.max_concurrency,
+            spare,
+            None if room is None else room.free,
+            None if room is None else room.observed,
+            1.0 if room is None else room.tightening,
+            1.0 if room is None or room.account is None else room.account.own,
+            unmet,
+        )
 
     def output(self, demand: Demand) -> float:
         """Return how many tokens a call will probably generate, all choices together."""

@@ -31,6 +31,7 @@ from extproc.core.outcomes import End
 from extproc.core.promises import Demand, Promise
 from extproc.core.queue import Dispatch, Queue, Refused, Shed, token_cost
 from extproc.core.reasons import REASONS, Reason, ReplyKind
+from extproc.core.standing import Notes
 from extproc.core.tickets import Tickets
 from extproc.core.tokens import PromptParts
 
@@ -64,6 +65,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
         parts: what the prompt is made of, where tokens can be learned from it.
         kept_bytes: of the body, while the call waits.
         since: with a ticket, when the call first came, on the clock of ``now``; else None.
+        notes: takes down what the decision saw, where somebody wants to know.
     """
 
     id: str
@@ -76,6 +78,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     parts: PromptParts | None = None
     kept_bytes: int = 0
     since: float | None = None
+    notes: Notes | None = None
 
     @property
     def demand(self) -> Demand:
@@ -219,6 +222,8 @@ class Controller:
         line = self.lines.get(pool_name)
         service_class = call.classification.service_class
         if line is not None and line.queue.holds_up(service_class):
+            if call.notes is not None:
+                call.notes.held_up = True
             return self._queue(call, pool, line, load, now)
         found = self._place(call, pool, line, now)
         if isinstance(found, Placement):
@@ -308,6 +313,9 @@ class Controller:
         spare = 0.0 if line is None else line.spare(call, pool)
         demand = call.demand
         found = pool.place(demand, now, spare)
+        if call.notes is not None:
+            call.notes.found = found
+            call.notes.standing = pool.standing(call.classification.service_class, now, spare)
         if isinstance(found, Placement):
             pool.reserve(call.id, demand, found.endpoint, now, found.left)
         return found

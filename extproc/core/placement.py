@@ -43,20 +43,30 @@ class Placement(msgspec.Struct, frozen=True, gc=False):
         chosen: whether Envoy should be told.
         free: what is free after it, or None where nothing is known.
         left: tokens that each of its sequences is predicted to generate.
+        room: what there was before it, where it was looked at.
     """
 
     endpoint: str | None
     chosen: bool
     free: float | None
     left: float
+    room: Room | None = None
 
 
 class Shortage(msgspec.Struct, frozen=True, gc=False):
-    """Why a call does not fit: the mark that was not met, and the number held against it."""
+    """Why a call does not fit: the mark that was not met, and the number held against it.
+
+    Attributes:
+        reason, threshold, value: which mark, and the number.
+        free: what would be free after it, where KV cache was asked for; of a closed class, what is.
+        room: what there was, where it was looked at.
+    """
 
     reason: Reason
     threshold: float | None = None
     value: float | None = None
+    free: float | None = None
+    room: Room | None = None
 
 
 class Room(msgspec.Struct, frozen=True, gc=False):
@@ -92,8 +102,8 @@ class Room(msgspec.Struct, frozen=True, gc=False):
         """Say whether it is the observed or the predicted usage that leaves too little."""
         mark *= self.tightening
         if self.observed is not None and self.observed < mark:
-            return Shortage(Reason.KV_WATERMARK, mark, self.observed)
-        return Shortage(Reason.KV_DEMAND, mark, free)
+            return Shortage(Reason.KV_WATERMARK, mark, self.observed, free, self)
+        return Shortage(Reason.KV_DEMAND, mark, free, free, self)
 
 
 class Usable(msgspec.Struct, frozen=True, gc=False):
@@ -170,7 +180,7 @@ def pick(
         now: the clock's time.
     """
     best: tuple[int, float, float, str] | None = None
-    best_free = -math.inf
+    best_free, best_room = -math.inf, among[0].room
     shortage: Shortage | None = None
     tried = 0
     order = sorted(among, key=_emptiest_first) if len(among) > 1 else among
@@ -190,9 +200,9 @@ def pick(
         tried += 1
         rank = (each.tier, -(free // EQUAL), state.unprefilled(now), state.name)
         if best is None or rank < best:
-            best, best_free = rank, free
+            best, best_free, best_room = rank, free, room
     if best is not None:
-        return Placement(best[3], True, best_free, left)
+        return Placement(best[3], True, best_free, left, best_room)
     assert shortage is not None  # noqa: S101 (each endpoint has given one)
     return shortage
 
@@ -212,7 +222,7 @@ def spread(
     free = room.after(demand, left, state, now)
     if free < mark * room.tightening and not _hopeless(demand, left, mark, room, state):
         return room.shortage(mark, free)
-    return Placement(state.name, False, free, left)
+    return Placement(state.name, False, free, left, room)
 
 
 def _hopeless(demand: Demand, left: float, mark: float, room: Room, state: Endpoint) -> bool:

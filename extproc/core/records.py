@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from extproc.core.controller import Verdict
+from extproc.core.controller import Candidate, Verdict
 from extproc.core.outcomes import Outcome
 
 
@@ -26,6 +26,8 @@ class Decided(msgspec.Struct, frozen=True, gc=False):
         verdict: the action, the reason and the numbers.
         seconds: how long the decision took.
         shadow: it was decided so and not done.
+        call: what was decided about, with notes of what was seen; None where nobody wants them.
+        waited: how long it had waited, or None where it was decided when it came.
     """
 
     id: str
@@ -40,6 +42,8 @@ class Decided(msgspec.Struct, frozen=True, gc=False):
     verdict: Verdict
     seconds: float
     shadow: bool = False
+    call: Candidate | None = None
+    waited: float | None = None
 
 
 class Ended(msgspec.Struct, frozen=True, gc=False):

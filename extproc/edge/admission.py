@@ -42,6 +42,7 @@ from extproc.core.limits import Level
 from extproc.core.metering import Meter, Taking
 from extproc.core.reasons import Reason, ReplyRules
 from extproc.core.records import Decided, Observer, WaitEnd
+from extproc.core.standing import Notes
 from extproc.edge.agents import AgentDesk
 from extproc.edge.endings import Endings
 from extproc.edge.exchange import Editor, Judgement, Request, Resolution
@@ -117,6 +118,8 @@ class Admission:
         self._paying: set[str] = set()
         self.shadow = False
         """Decide and record, and do not act."""
+        self.noting = False
+        """Take down what decisions see."""
 
     def judge(self, request: Request, later: Callable[[Resolution], None]) -> Judgement:
         """Decide about a request; see `extproc.edge.exchange.Gatekeeper`."""
@@ -158,6 +161,7 @@ class Admission:
             parts=call.prompt_parts if call else None,
             since=since,
             kept_bytes=len(call.body if call else request.body),
+            notes=Notes() if self.noting else None,
         )
         case = Case(
             candidate=candidate,
@@ -293,6 +297,7 @@ class Admission:
         case, later = self._waiting.pop(call.id)
         end = WaitEnd.SHED if verdict.action is Action.SHED else WaitEnd.ADMITTED
         name = call.classification.service_class.name
+        case.waited = waited
         self._observer.waited(case.pool, name, end, waited)
         if self._meter is not None and verdict.action is Action.ADMIT:
             paid = self._pay(self._meter, case, verdict, later, now)
@@ -426,6 +431,8 @@ def _record(case: Case, verdict: Verdict, seconds: float, *, shadow: bool) -> De
         verdict=verdict,
         seconds=seconds,
         shadow=shadow,
+        call=None if candidate.notes is None else candidate,
+        waited=case.waited,
     )
 
 

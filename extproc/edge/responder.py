@@ -65,6 +65,7 @@ class Case(msgspec.Struct, gc=False):
         arrived: when it came, on the clock of ``now``.
         later: see `extproc.edge.exchange.Gatekeeper.judge`.
         seconds: what deciding about it has taken so far.
+        waited: how long it waited, or None where it did not.
     """
 
     candidate: Candidate
@@ -77,6 +78,7 @@ class Case(msgspec.Struct, gc=False):
     arrived: float
     later: Callable[[Resolution], None]
     seconds: float = 0.0
+    waited: float | None = None
 
 
 class Responder:

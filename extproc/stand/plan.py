@@ -125,6 +125,7 @@ def make_plan(
         "database": f"sqlite:///{directory / 'ledger.db'}",
         "outbox": str(directory / "outbox.db"),
     }
+    settings["decision_log"] = {"file": str(directory / "decisions.jsonl")}
     settings["envoy"] = {
         **settings.get("envoy", {}),
         "listener": envoy,

@@ -100,6 +100,15 @@ class Recorder:
         self._news.set()
         self._news = asyncio.Event()
 
+    @property
+    def last_number(self) -> int:
+        """Return the number of the last decision that was taken; 0 where there is none."""
+        return self._taken
+
+    def oldest(self) -> float | None:
+        """Return the Unix time of the oldest decision that is remembered, or None."""
+        return self._ring[0].at if self._ring else None
+
     def newest(self) -> Iterator[Remembered]:
         """Yield what is remembered, the newest first."""
         yield from reversed(self._ring)

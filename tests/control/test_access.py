@@ -147,6 +147,24 @@ async def test_all_digests_are_compared_whoever_calls(served: Any, monkeypatch: 
         assert compared == [digest(role).encode() for role in ROLES]
 
 
+async def test_a_fault_of_ours_is_told_by_its_kind_and_place(
+    served: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: object) -> None:
+        raise ValueError("with what the caller" + " sent")
+
+    monkeypatch.setattr(served.room._audit, "newest", broken)
+
+    code = await call(await served.as_("viewer"), "/tidegate.v1.AuditService/ListAudit")
+
+    assert code is grpc.StatusCode.INTERNAL
+    (record,) = [each for each in caplog.records if each.message == "control call failed"]
+    assert vars(record)["error"] == "ValueError"
+    assert "what the caller sent" not in json.dumps(
+        [vars(each) for each in caplog.records], default=str
+    )
+
+
 async def test_a_refused_token_is_not_logged(served: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         await call(await served.as_("secret-canary"), "/tidegate.v1.StateService/GetState")

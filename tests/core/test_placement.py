@@ -216,4 +216,6 @@ def test_a_call_too_long_for_an_engine_bars_no_class(pool_of: PoolOf, scraped: S
     assert why(made.place(Demand(P1, "", 100_000), 0.0)) == ("kv_demand", 0.08)
     assert where(made.place(CALL, 0.0)) == "a"
     assert why(made.place(Demand(P1, "", 13_000), 0.0)) == ("kv_demand", 0.08)
-    assert made.place(CALL, 0.0) == Shortage(Reason.KV_DEMAND, 0.875, 0.875)
+    found = made.place(CALL, 0.0)
+    assert isinstance(found, Shortage)
+    assert (found.reason, found.threshold, found.value) == (Reason.KV_DEMAND, 0.875, 0.875)

@@ -293,7 +293,7 @@ class WatchDecisionsResponse(_message.Message):
     DECISIONS_FIELD_NUMBER: _builtins.int
     LEFT_OUT_FIELD_NUMBER: _builtins.int
     left_out: _builtins.int
-    """Decisions that match and were left out since the message before."""
+    """Decisions that match and were made since the message before, and are not in this one."""
     @_builtins.property
     def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Decision]: ...
     def __init__(
@@ -375,7 +375,7 @@ class Step(_message.Message):
     gate: _builtins.str
     passed: _builtins.bool
     skipped: _builtins.bool
-    """The gate did not come to be asked."""
+    """The gate did not say yes, and did not decide: the call went on to the queue, or did not need it."""
     text_en: _builtins.str
     text_zh: _builtins.str
     def __init__(

@@ -69,8 +69,8 @@ class DecisionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchDecisions(self, request, context):
-        """Sends decisions as they are made. Where more are made than the limit, a sample is sent, and
-        each message tells how many were left out before it.
+        """Sends an empty message at once, then decisions as they are made. Where more are made than the
+        limit, a sample is sent, and each message tells how many were left out.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -36,8 +36,8 @@ class DecisionServiceStub:
     ListDecisions: _grpc.UnaryUnaryMultiCallable[_decisions_pb2.ListDecisionsRequest, _decisions_pb2.ListDecisionsResponse]
     """Tells of past decisions, the newest first, as far back as this Tidegate remembers."""
     WatchDecisions: _grpc.UnaryStreamMultiCallable[_decisions_pb2.WatchDecisionsRequest, _decisions_pb2.WatchDecisionsResponse]
-    """Sends decisions as they are made. Where more are made than the limit, a sample is sent, and
-    each message tells how many were left out before it.
+    """Sends an empty message at once, then decisions as they are made. Where more are made than the
+    limit, a sample is sent, and each message tells how many were left out.
     """
     ExplainDecision: _grpc.UnaryUnaryMultiCallable[_decisions_pb2.ExplainDecisionRequest, _decisions_pb2.ExplainDecisionResponse]
     """Tells why one call was decided so, gate by gate. NOT_FOUND where it is not remembered."""
@@ -52,8 +52,8 @@ class DecisionServiceAsyncStub(DecisionServiceStub):
     ListDecisions: _aio.UnaryUnaryMultiCallable[_decisions_pb2.ListDecisionsRequest, _decisions_pb2.ListDecisionsResponse]  # type: ignore[assignment]
     """Tells of past decisions, the newest first, as far back as this Tidegate remembers."""
     WatchDecisions: _aio.UnaryStreamMultiCallable[_decisions_pb2.WatchDecisionsRequest, _decisions_pb2.WatchDecisionsResponse]  # type: ignore[assignment]
-    """Sends decisions as they are made. Where more are made than the limit, a sample is sent, and
-    each message tells how many were left out before it.
+    """Sends an empty message at once, then decisions as they are made. Where more are made than the
+    limit, a sample is sent, and each message tells how many were left out.
     """
     ExplainDecision: _aio.UnaryUnaryMultiCallable[_decisions_pb2.ExplainDecisionRequest, _decisions_pb2.ExplainDecisionResponse]  # type: ignore[assignment]
     """Tells why one call was decided so, gate by gate. NOT_FOUND where it is not remembered."""
@@ -77,8 +77,8 @@ class DecisionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _decisions_pb2.WatchDecisionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_decisions_pb2.WatchDecisionsResponse], _abc.AsyncIterator[_decisions_pb2.WatchDecisionsResponse]]:
-        """Sends decisions as they are made. Where more are made than the limit, a sample is sent, and
-        each message tells how many were left out before it.
+        """Sends an empty message at once, then decisions as they are made. Where more are made than the
+        limit, a sample is sent, and each message tells how many were left out.
         """
 
     @_abc_1.abstractmethod

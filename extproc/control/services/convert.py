@@ -27,8 +27,8 @@ def timestamp(at: float) -> Timestamp:
 
 
 def unix_time(stamp: Timestamp) -> float:
-    """Return a protobuf time in seconds."""
-    return float(stamp.ToMicroseconds()) / 1e6
+    """Return a protobuf time in seconds, also one that no calendar has."""
+    return stamp.seconds + stamp.nanos / 1e9
 
 
 def mode_state(setting: ModeSetting, gate: ModeGate) -> modes_pb2.ModeState:
