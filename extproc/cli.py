@@ -25,6 +25,7 @@ from extproc.control import attribution_cli
 from extproc.control import cli as control_cli
 from extproc.envoyconf.binary import EnvoyNotFoundError
 from extproc.envoyconf.errors import GenerationError
+from extproc.quota.cli import quota
 from extproc.sim.drill.cli import drill
 from extproc.sim.emulator.cli import emulate
 from extproc.sim.loadgen import cli as load_cli
@@ -183,6 +184,7 @@ def envoy(
 
 
 app.command()(emulate)
+app.add_typer(quota)
 
 
 def _run_until_stopped(work: Coroutine[Any, Any, None]) -> None:

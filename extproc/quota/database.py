@@ -32,8 +32,12 @@ LOCK_SECONDS = 10
 _WRITERS = 0x7469646567617465  # "tidegate": names the lock that writers hold in PostgreSQL
 
 
-def open_database(url: str) -> Engine:
+def open_database(url: str, statement_seconds: int = STATEMENT_SECONDS) -> Engine:
     """Return an engine for ``sqlite:///path`` or ``postgresql://…``; nothing is connected yet.
+
+    Args:
+        url: as configured.
+        statement_seconds: how long PostgreSQL may work at a statement; 0: as long as it likes.
 
     Raises:
         LedgerUnavailableError: the URL cannot be read, or its driver is not installed.
@@ -42,7 +46,7 @@ def open_database(url: str) -> Engine:
         parsed = make_url(url)
         if parsed.get_backend_name() == "sqlite":
             return _sqlite(parsed)
-        return _postgresql(parsed)
+        return _postgresql(parsed, statement_seconds)
     except ArgumentError as error:
         raise LedgerUnavailableError(
             "state.database: write sqlite:///path or postgresql://…"
@@ -70,8 +74,8 @@ def _sqlite(url: URL) -> Engine:
     return engine
 
 
-def _postgresql(url: URL) -> Engine:
-    timeouts = f"-c statement_timeout={STATEMENT_SECONDS}s -c lock_timeout={LOCK_SECONDS}s"
+def _postgresql(url: URL, statement_seconds: int) -> Engine:
+    timeouts = f"-c statement_timeout={statement_seconds}s -c lock_timeout={LOCK_SECONDS}s"
     return sa.create_engine(
         url.set(drivername="postgresql+psycopg"),
         connect_args={
