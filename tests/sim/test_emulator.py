@@ -557,6 +557,7 @@ async def test_faults_can_be_read_and_bad_ones_are_refused(
         "status": None,
         "reset": "none",
         "text": "",
+        "stream": [],
     }
     assert await set_faults(http, emulator, latency=-1) == 400
 
@@ -571,6 +572,8 @@ async def test_faults_can_be_read_and_bad_ones_are_refused(
         {"latency": float("inf")},
         {"kv_usage": 2},
         {"status": 200},
+        {"stream": ["upside_down"]},
+        {"stream": 7},
         {"other": 1},
     ],
 )

@@ -76,12 +76,14 @@ class Head:
         created: seconds since the epoch.
         model: name of the model.
         call: what was asked.
+        calls_tool: a chat choice's text is the arguments of a tool call.
     """
 
     id: str
     created: int
     model: str
     call: Call
+    calls_tool: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +192,11 @@ class ChatBodies(_OpenAIBodies):
     prefix = "chatcmpl"
     chunk_object = "chat.completion.chunk"
 
+    def __init__(self, head: Head) -> None:
+        super().__init__(head)
+        self._named: set[int] = set()
+        """Choices whose tool is known."""
+
     def whole(self, outputs: Sequence[Output]) -> bytes:
         """Return the body of a reply that is not streamed."""
         choices: list[dict[str, Any]] = [
@@ -252,7 +259,7 @@ class ChatBodies(_OpenAIBodies):
         """Return the chunk for new text of a choice."""
         choice: dict[str, Any] = {
             "index": index,
-            "delta": {"content": text},
+            "delta": self._called(index, text) if self.head.calls_tool else {"content": text},
             "logprobs": None,
             "finish_reason": finish_reason,
         }
@@ -260,6 +267,15 @@ class ChatBodies(_OpenAIBodies):
             choice["stop_reason"] = None
         choice["token_ids"] = None
         return self._delta_chunk(choice, tokens, last=finish_reason is not None)
+
+    def _called(self, index: int, text: str) -> dict[str, Any]:
+        """Return more of a tool call's arguments; what comes first says which tool."""
+        call: dict[str, Any] = {"index": 0, "function": {"arguments": text}}
+        if index not in self._named:
+            self._named.add(index)
+            call |= {"id": f"call_{index}", "type": "function"}
+            call["function"]["name"] = "lookup"
+        return {"tool_calls": [call]}
 
     def _continuous_details(self) -> dict[str, object]:
         return {"completion_tokens_details": None}

@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from typing import Any
 
+from extproc.sim.emulator.oddities import Oddity
+
 SHOWN_BODY = 64 * 1024
 """Bodies under this many bytes are kept, longer ones only as their length and hash."""
 
@@ -58,6 +60,7 @@ class Faults:
         status: HTTP status, 400 to 599, that generating calls get instead of an answer.
         reset: where generating calls are cut.
         text: what is generated first, four characters a token, before the filler.
+        stream: what is unusual about streams.
     """
 
     metrics: MetricsFault = MetricsFault.NONE
@@ -66,6 +69,7 @@ class Faults:
     status: int | None = None
     reset: Reset = Reset.NONE
     text: str = ""
+    stream: tuple[Oddity, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kv_usage is not None and not 0 <= self.kv_usage <= 1:
@@ -96,6 +100,8 @@ class Faults:
                 values["metrics"] = MetricsFault(values["metrics"])
             if "reset" in values:
                 values["reset"] = Reset(values["reset"])
+            if "stream" in values:
+                values["stream"] = tuple(map(Oddity, values["stream"]))
             return replace(self, **values)
         except FaultsError:
             raise

@@ -16,9 +16,9 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
 
@@ -37,6 +37,7 @@ from extproc.sim.emulator.http import (
     sign,
 )
 from extproc.sim.emulator.metrics import CONTENT_TYPE, Page, metrics_page, process_page
+from extproc.sim.emulator.oddities import Oddity, Wire
 from extproc.sim.emulator.replies import OutputLength, Reply, sequences
 from extproc.sim.emulator.requests import BYTES_PER_TOKEN, Endpoint, read_call, read_tokenize
 from extproc.sim.emulator.schema import INVALID, RefusedError, read_json
@@ -200,9 +201,12 @@ class Emulator:
             model=self.options.model,
             max_model_len=self.options.engine.longest,
         )
+        if Oddity.USAGE_EVERYWHERE in faults.stream:
+            call = replace(call, continuous_usage=call.stream)
         unique = f"{self._ids.getrandbits(64):016x}"
         reply_id = _given_request_id(request) or unique
-        head = Head(reply_id, int(time.time()), self.options.model, call)
+        calls_tool = Oddity.TOOL_CALL in faults.stream
+        head = Head(reply_id, int(time.time()), self.options.model, call, calls_tool)
         requests = sequences(
             call, unique, self.options.engine.block_size, self.options.output, self.options.seed
         )
@@ -234,18 +238,19 @@ class Emulator:
     async def _stream(
         self, request: web.Request, reply: Reply, generation: Generation
     ) -> web.StreamResponse:
-        headers = {**self._request_id_header(request), "content-type": EVENTS}
+        wire = Wire(self.faults.stream)
+        headers = {**self._request_id_header(request), "content-type": EVENTS, **wire.headers}
         response = web.StreamResponse(headers=headers)
         await response.prepare(request)
         finished = False
         while not finished:
             await generation.progress()
             finished = generation.finished  # as of these news; more may come while they are written
-            await response.write(reply.news())
+            await _write(response, wire.pieces(reply.news()))
             if self.faults.reset is Reset.MID_STREAM:
                 cut(request)
-        await response.write(reply.closing())
-        await response.write_eof()
+        await _write(response, wire.pieces(reply.closing()))
+        await response.write_eof(wire.end())
         return response
 
     def _load_report(self, request: web.Request) -> dict[str, str]:
@@ -373,6 +378,13 @@ def _endpoint(request: web.Request) -> Endpoint | None:
         return Endpoint(request.path)
     except ValueError:
         return None
+
+
+async def _write(response: web.StreamResponse, pieces: Sequence[bytes]) -> None:
+    for piece in pieces:
+        await response.write(piece)
+        if len(pieces) > 1:
+            await asyncio.sleep(0)  # each in a packet of its own
 
 
 def _page(body: bytes) -> web.Response:
