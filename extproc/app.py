@@ -67,6 +67,7 @@ from extproc.engines.fleet import Fleet
 from extproc.quota.errors import QuotaError
 from extproc.quota.gates import QuotaGate, RateGate
 from extproc.quota.meter import LocalMeter
+from extproc.sharing.room import Sharing
 from extproc.telemetry.agents import AgentCollector
 from extproc.telemetry.breaker import BreakerCollector
 from extproc.telemetry.decision_log import DecisionLog
@@ -74,6 +75,7 @@ from extproc.telemetry.http import pages
 from extproc.telemetry.ledger import LedgerCollector
 from extproc.telemetry.metrics import LineCollector, Metrics, PoolCollector
 from extproc.telemetry.recorder import Recorder
+from extproc.telemetry.spending import MeterCollector, SharingCollector
 
 if TYPE_CHECKING:
     from extproc.quota.outbox import Outbox
@@ -190,6 +192,7 @@ class Tidegate:
     pump: Pump
     endings: Endings
     meter: LocalMeter | None
+    sharing: Sharing | None
     outbox: Outbox | None
     access_log: AccessLog
     fleet: Fleet
@@ -233,7 +236,13 @@ def build(config: Config) -> Tidegate:
     outbox = _outbox(config)
     if outbox is not None:
         metrics.registry.register(LedgerCollector(outbox))
-    meter = LocalMeter(outbox, time.time) if config.plans else None
+    sharing = _sharing(config, pools, outbox, clock, rng)
+    if sharing is not None:
+        metrics.registry.register(SharingCollector(sharing))
+    meter: LocalMeter | None = None
+    if config.plans:
+        meter = LocalMeter(outbox, time.time) if sharing is None else sharing.meter
+        metrics.registry.register(MeterCollector(meter))
     if meter is not None:
         gates += (RateGate(meter), QuotaGate(meter))
     controller = Controller(pools, gates, lines)
@@ -276,6 +285,7 @@ def build(config: Config) -> Tidegate:
         endings=endings,
         meter=meter,
         outbox=outbox,
+        sharing=sharing,
         access_log=AccessLog(endings.logged),
         fleet=Fleet(config.pools, books, clock=clock, rng=rng),
         recorder=recorder,
@@ -306,6 +316,7 @@ async def serve(tidegate: Tidegate, stop: asyncio.Event, started: Callable[[], N
         pumping = tasks.create_task(tidegate.pump.run(tidegate.admission.pump))
         telling = tasks.create_task(tidegate.endings.run())
         recording = tasks.create_task(_record(tidegate.recorder, tidegate.decision_log))
+        sharing = None if tidegate.sharing is None else tasks.create_task(tidegate.sharing.run())
         await grpc_server.start()
         await health.set("", health_pb2.HealthCheckResponse.SERVING)
         gc.collect()
@@ -324,6 +335,8 @@ async def serve(tidegate: Tidegate, stop: asyncio.Event, started: Callable[[], N
             pumping.cancel()
             telling.cancel()
             recording.cancel()
+            if sharing is not None:
+                sharing.cancel()
 
 
 async def _record(recorder: Recorder | None, decision_log: DecisionLog | None) -> None:
@@ -358,6 +371,26 @@ async def _http(application: web.Application, address: str) -> AsyncIterator[Non
         yield
     finally:
         await runner.cleanup()
+
+
+def _sharing(
+    config: Config,
+    pools: Mapping[str, Pool],
+    outbox: Outbox | None,
+    clock: Callable[[], float],
+    rng: random.Random,
+) -> Sharing | None:
+    if config.state.redis is None:
+        return None
+    return Sharing(
+        config.state.redis,
+        f"{rng.getrandbits(64):016x}",
+        pools,
+        outbox=outbox,
+        clock=clock,
+        wall_clock=time.time,
+        rng=rng,
+    )
 
 
 def _id_source(rng: random.Random) -> Callable[[], str]:

@@ -15,6 +15,7 @@ from extproc.config.load import (
 )
 from extproc.config.model import Config, Endpoints, PoolConfig, Scrape
 from extproc.config.plans import plans
+from extproc.config.redis_url import RedisAddress, parse_redis_url
 from extproc.config.runs import agent_policy
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "EndpointsError",
     "PoolConfig",
     "Problem",
+    "RedisAddress",
     "Role",
     "Scrape",
     "Token",
@@ -41,6 +43,7 @@ __all__ = [
     "named",
     "parse",
     "parse_endpoints",
+    "parse_redis_url",
     "plans",
     "pool_limits",
     "service_classes",

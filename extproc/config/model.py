@@ -35,6 +35,7 @@ from extproc.config.values import (
     Message,
     PoolName,
     Ratio,
+    RedisUrl,
     Seconds,
     Size,
     StopOn,
@@ -377,11 +378,12 @@ class Plan(_Model):
 class State(_Model):
     """Where shared and durable state lives.
 
+    ``redis`` is a Redis or Valkey through which several Tidegates share rates, holds and promises.
     ``database`` holds the ledger of quotas. ``outbox`` is a file of this very Tidegate, in which
     charges wait while the database cannot be reached; it grows to ``outbox_limit``.
     """
 
-    redis: str | None = Field(default=None, pattern=r"^rediss?://")
+    redis: RedisUrl | None = None
     database: DatabaseUrl = "sqlite:///tidegate.db"
     outbox: FilePath = Path("tidegate-outbox.db")
     outbox_limit: Annotated[Size, Field(ge=1 << 20)] = 1 << 30

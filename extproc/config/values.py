@@ -11,6 +11,7 @@ from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
+from extproc.config.redis_url import parse_redis_url
 from extproc.core.classes import LONGEST_TENANT
 
 _DURATION = re.compile(r"(?P<value>[0-9]{1,12}(?:\.[0-9]{1,12})?)(?P<unit>ms|s|m|h)")
@@ -123,6 +124,13 @@ def _relative_to_file(path: Path, info: ValidationInfo) -> Path:
     return Path((info.context or {}).get("directory", ".")) / path
 
 
+def _redis_url(url: str) -> str:
+    parse_redis_url(url)
+    return url
+
+
+RedisUrl = Annotated[str, AfterValidator(_redis_url)]
+"""Of Redis or Valkey: ``redis://…``, ``rediss://…`` or ``unix:///path``."""
 ClassName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 """It is told in a header and in metrics."""
 TenantName = Annotated[str, Field(min_length=1, max_length=LONGEST_TENANT)]

@@ -16,13 +16,13 @@ Rules this module keeps:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from extproc.core.classes import ServiceClass
-from extproc.core.endpoint import PACE, Endpoint, Timing
+from extproc.core.endpoint import PACE, Endpoint, Promised, Timing
 from extproc.core.lengths import AdaptiveQuantile, Lengths
 from extproc.core.lost import LostEnds
 from extproc.core.outcomes import End, Outcome
@@ -96,14 +96,21 @@ class Load(msgspec.Struct, frozen=True, gc=False):
     predicted: float | None = None
 
 
+_NOTHING = Promised()
+
+
 class Pool:
-    """The books of the endpoints that serve one model. One writer: the event loop."""
+    """The books of the endpoints that serve one model. One writer: the event loop.
+
+    ``elsewhere`` is what other Tidegates have in flight, as last heard.
+    """
 
     def __init__(self, name: str, limits: PoolLimits, classes: Sequence[ServiceClass]) -> None:
         self.name = name
         self.limits = limits
         self.classes = tuple(classes)
         self.endpoints: dict[str, Endpoint] = {}
+        self.elsewhere = 0
         self.lengths = Lengths()
         self.quantile = AdaptiveQuantile()
         self.tokens = TokenEstimator()
@@ -207,6 +214,15 @@ class Pool:
         """Return how many tokens each choice of an exchange has probably generated."""
         state = self.endpoints.get(promise.endpoint or "")
         return 0.0 if state is None else state.promises.generated(promise, now)
+
+    def shared(self, in_flight: int, promised: Mapping[str, Promised]) -> None:
+        """Hear what other Tidegates have in flight and have promised, by endpoint; nothing: none."""
+        self.elsewhere = in_flight
+        for name, state in self.endpoints.items():
+            theirs = promised.get(name, _NOTHING)
+            if state.elsewhere != theirs:
+                state.elsewhere = theirs
+                self._changed(name, freed=True)
 
     def reserve(
         self,
@@ -319,8 +335,9 @@ class Pool:
                 return room.shortage(unmet, room.free)
         limit = self.concurrency_limit(service_class)
         limit = max(1, limit - math.floor(spare * self.limits.max_concurrency))
-        if self.in_flight >= limit:
-            return Shortage(Reason.CONCURRENCY, limit, self.in_flight)
+        in_flight = self.in_flight + self.elsewhere
+        if in_flight >= limit:
+            return Shortage(Reason.CONCURRENCY, limit, in_flight)
         return self._fit(demand, service_class.close + spare, now)
 
     def standing(self, service_class: ServiceClass, now: float, spare: float = 0.0) -> Standing:

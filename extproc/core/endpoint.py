@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -47,6 +48,18 @@ MOST_FAILURES = 3
 at once, and it would look empty. A single one may be the request's own fault."""
 LEAST_USAGE = 0.1
 """Under this KV usage a comparison says nothing about the share."""
+
+
+class Promised(NamedTuple):
+    """What an endpoint was promised by other Tidegates, in tokens.
+
+    Attributes:
+        peak: at the worst moment to come; their peaks need not coincide, so it is no too little.
+        current: in use by it now.
+    """
+
+    peak: float = 0.0
+    current: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +152,7 @@ class Endpoint:
 
     Attributes:
         promises: what it was promised.
+        elsewhere: what others have promised of it; it is no part of the bias.
         prefill_rate: prompt tokens that it reads per second, as learned.
         reading: the last one, or None; asked for at ``read_at``.
         problem: why the last scrape failed, or None where it did not.
@@ -159,6 +173,7 @@ class Endpoint:
     ) -> None:
         self.name = name
         self.promises = Promises(predict, PACE)
+        self.elsewhere = Promised()
         self.prefill_rate = PREFILL_RATE
         self.reading: Reading | None = None
         self.read_at = -math.inf
@@ -293,7 +308,7 @@ class Endpoint:
         promises = self.promises
         return _Snapshot(
             now,
-            promises.current(now),
+            promises.current(now) + self.elsewhere.current,
             promises.sequences,
             promises.mean_prompt,
             self._dispatched,
@@ -349,14 +364,14 @@ class Endpoint:
         if capacity is None:
             return None
         self.promises.renew(now)
-        peak = self.in_blocks(self.promises.peak)
+        peak = self.in_blocks(self.promises.peak) + self.elsewhere.peak
         freshness = self.freshness(now)
         share = _share(self._seen, self._held)
         if self.reading is None or self._raw is None or freshness is Freshness.UNKNOWN:
             bias, observed = 0.0, share * peak
         else:
-            own = self.promises.current(now) - self.unprefilled(now)
-            bias, observed = self._bias, max(0.0, own + self._raw)
+            known = self.promises.current(now) + self.elsewhere.current - self.unprefilled(now)
+            bias, observed = self._bias, max(0.0, known + self._raw)
             if freshness is Freshness.FRESH:
                 # What has ended since is gone; what came since is in the peak.
                 observed = min(observed, self.reading.kv_usage * capacity)

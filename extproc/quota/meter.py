@@ -38,6 +38,8 @@ class Held:
 class LocalMeter:
     """An `extproc.core.metering.Meter` that asks nobody.
 
+    One that also hears of others overrides `take`, `free` and `adjust`.
+
     Attributes:
         buckets, holds: what it counts with.
         pending: what calls under way have taken, by their id.
@@ -69,10 +71,14 @@ class LocalMeter:
         quota = payer.plan.quota
         if quota is None:
             return None
-        free = self.holds.free(payer.account, quota)
+        free = self.free(payer.account, quota)
         if tokens * self.buckets.price <= free:
             return None
         return Refusal(Reason.QUOTA_EXHAUSTED, max(0, free), tokens)
+
+    def free(self, account: str, quota: int) -> int:
+        """Return what can still be held of an account's quota."""
+        return self.holds.free(account, quota)
 
     def take(self, call: Candidate, pool: Pool, now: float, answered: Answered) -> Taking | Refusal:
         """See `extproc.core.metering.Meter`; never asks."""
@@ -84,20 +90,30 @@ class LocalMeter:
         refusal = self.look_at_rate(payer, tokens, now) or self.look_at_quota(payer, tokens)
         if refusal is not None:
             return refusal
-        self.draw(call.id, Held(payer, before), now)
+        self.buckets.correct(payer.account, payer.plan, 1, tokens, now)
+        self.hold(call.id, Held(payer, before))
         return Taking.DONE
 
-    def draw(self, exchange: str, held: Held, now: float) -> None:
-        """Take what was looked at."""
-        account, plan = held.payer.account, held.payer.plan
+    def hold(self, exchange: str, held: Held) -> None:
+        """Hold of the quota what a call was let take."""
+        account, plan, tokens = held.payer.account, held.payer.plan, held.before.tokens
         self.pending[exchange] = held
-        self.buckets.correct(account, plan, 1, held.before.tokens, now)
         if plan.quota is not None:
-            self.holds.hold(account, held.before.tokens)
+            self.holds.hold(account, tokens)
             if self._outbox is not None:
-                self._outbox.put(
-                    Hold(exchange, account, plan.name, held.before.tokens, self._wall_clock())
-                )
+                self._outbox.put(Hold(exchange, account, plan.name, tokens, self._wall_clock()))
+
+    def adjust(self, payer: Payer, requests: int, tokens: int, cost: int, now: float) -> None:
+        """Set the buckets right by what a call has needed besides, now that its hold has ended.
+
+        Args:
+            payer: whose.
+            requests: needed besides; under 0, given back.
+            tokens: the same.
+            cost: tokens that the call has cost of the quota, if there is one.
+            now: the moment.
+        """
+        self.buckets.correct(payer.account, payer.plan, requests, tokens, now)
 
     def give_back(self, exchange: str, now: float) -> None:
         """See `extproc.core.metering.Meter`."""
@@ -118,11 +134,10 @@ class LocalMeter:
         account, plan, before = held.payer.account, held.payer.plan, held.before.tokens
         requests = -1 if cost is None else 0
         cost = cost or Charge(0)
-        self.buckets.correct(account, plan, requests, cost.tokens - before, now)
-        if plan.quota is None:
-            return
-        self.holds.end(account, before, cost.tokens)
-        if self._outbox is not None:
+        if plan.quota is not None:
+            self.holds.end(account, before, cost.tokens)
+        self.adjust(held.payer, requests, cost.tokens - before, cost.tokens, now)
+        if plan.quota is not None and self._outbox is not None:
             at = self._wall_clock()
             self._outbox.put(
                 Settlement(exchange, account, plan.name, outcome, cost.tokens, cost.estimated, at)

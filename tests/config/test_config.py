@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.config import Config, ConfigError, load, load_keys, parse, plans
+from extproc.config import (
+    Config,
+    ConfigError,
+    RedisAddress,
+    load,
+    load_keys,
+    parse,
+    parse_redis_url,
+    plans,
+)
 from extproc.core.limits import Plan, Rate
 
 POOL = "pools: {m: {endpoints: {static: ['a:1']}}}\n"
@@ -454,3 +463,26 @@ def test_plans_are_what_the_core_limits_by() -> None:
         "gold": Plan("gold", Rate(600, 1.5), Rate(9000, 1.5), 7),
         "all": Plan("all"),
     }
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("redis://r", RedisAddress("r", 6379, "", False, "", "", 0)),
+        ("redis://:s%40@r:7/2", RedisAddress("r", 7, "", False, "", "s@", 2)),
+        ("rediss://u:p@[::1]:7/", RedisAddress("::1", 7, "", True, "u", "p", 0)),
+        ("unix:///run/redis.sock", RedisAddress("", 6379, "/run/redis.sock", False, "", "", 0)),
+    ],
+)
+def test_where_redis_is(url: str, address: RedisAddress) -> None:
+    assert parse(f"state: {{redis: '{url}'}}").state.redis == url
+    assert parse_redis_url(url) == address
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["r:6379", "http://r", "redis://", "unix:", "redis://r/x", "redis://r:99999", "redis://r?db=1"],
+)
+def test_where_redis_cannot_be(url: str) -> None:
+    (problem,) = problems(f"state: {{redis: '{url}'}}")
+    assert problem.startswith("line 1: state.redis = ")
