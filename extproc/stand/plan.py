@@ -51,6 +51,8 @@ class Plan:
         emulated: the ports of the engines that the stand itself must start.
         config: the configuration, as text and parsed.
         token: an admin's, for the control API.
+        console: where browsers find the console, ``host:port``.
+        console_token: the console's own, a viewer's.
     """
 
     directory: Path
@@ -60,6 +62,8 @@ class Plan:
     text: str
     config: Config
     token: str = field(repr=False)
+    console: str
+    console_token: str = field(repr=False)
 
     @property
     def metrics_url(self) -> str:
@@ -71,6 +75,11 @@ class Plan:
         """Return where the token is put down, for those who may read it."""
         return self.directory / "control.token"
 
+    @property
+    def console_token_file(self) -> Path:
+        """Return where the console's token is put down."""
+        return self.directory / "console.token"
+
     def emulator_command(self, port: int) -> list[str]:
         """Return the command of an emulated engine: small, so that a peak is easily made."""
         options = ["--port", str(port), "--model", EMULATED_MODEL, "--blocks", "512"]
@@ -80,6 +89,13 @@ class Plan:
     def serve_command(self) -> list[str]:
         """Return the command of the processor."""
         return [*tidegate(), "serve", "--config", str(self.directory / "tidegate.yaml")]
+
+    def console_command(self) -> list[str]:
+        """Return the command of the console."""
+        reach = ["--control", self.config.listen.control, "--token-file"]
+        return [
+            *tidegate(), "console", "--listen", self.console, *reach, str(self.console_token_file)
+        ]  # fmt: skip
 
 
 def tidegate() -> list[str]:
@@ -138,8 +154,17 @@ def make_plan(
     settings["pools"] = {"*": {**defaults, **first, "endpoints": {"static": endpoints}}}
     text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
     parsed = parse(text, file=config or directory / "tidegate.yaml")
-    token = secrets.token_urlsafe(32)
-    return Plan(directory, envoy, tuple(endpoints), emulated, text, parsed, token)
+    return Plan(
+        directory,
+        envoy,
+        tuple(endpoints),
+        emulated,
+        text,
+        parsed,
+        token=secrets.token_urlsafe(32),
+        console=f"127.0.0.1:{free_port()}",
+        console_token=secrets.token_urlsafe(32),
+    )
 
 
 def free_port(wanted: int = 0) -> int:

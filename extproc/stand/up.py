@@ -33,8 +33,8 @@ class NotReadyError(RuntimeError):
 
 
 @asynccontextmanager
-async def running(plan: Plan) -> AsyncIterator[tuple[Child, ...]]:
-    """Run the whole stand; inside the block all of it is up.
+async def running(plan: Plan, *, console: bool = False) -> AsyncIterator[tuple[Child, ...]]:
+    """Run the whole stand, with the web console or without; inside the block all of it is up.
 
     Raises:
         EnvoyNotFoundError: Envoy is not installed.
@@ -42,7 +42,7 @@ async def running(plan: Plan) -> AsyncIterator[tuple[Child, ...]]:
     """
     envoy = find_envoy()
     (plan.directory / "tidegate.yaml").write_text(plan.text, encoding="utf-8")
-    _put_down_token(plan)
+    _put_down_tokens(plan)
     from extproc.envoyconf.bootstrap import bootstrap  # 20 MiB that `tidegate serve` has no use for
 
     (plan.directory / "envoy.yaml").write_text(bootstrap(plan.config), encoding="utf-8")
@@ -68,13 +68,21 @@ async def running(plan: Plan) -> AsyncIterator[tuple[Child, ...]]:
         )
         # Last: Envoy would find the others sick, and look again only after a while.
         await start(("envoy", envoy_command, f"http://{plan.config.envoy.admin}/ready"))
+        if console:
+            url = f"http://{plan.console}/healthz"
+            await start(("console", plan.console_command(), url))
         yield tuple(children)
 
 
-def _put_down_token(plan: Plan) -> None:
-    """Write the operator's token, and what Tidegate knows of it, for this user's eyes only."""
+def _put_down_tokens(plan: Plan) -> None:
+    """Write the operator's and the console's token, and what Tidegate knows of them, for this user."""
     known = token_line(plan.token, "stand", Role.ADMIN)
-    for file, text in ((plan.token_file, f"{plan.token}\n"), (plan.config.control.tokens, known)):
+    known += token_line(plan.console_token, "console", Role.VIEWER)
+    for file, text in (
+        (plan.token_file, f"{plan.token}\n"),
+        (plan.console_token_file, f"{plan.console_token}\n"),
+        (plan.config.control.tokens, known),
+    ):
         if file is not None:
             file.touch(mode=0o600)
             file.write_text(text, encoding="utf-8")
@@ -107,7 +115,7 @@ async def up(plan: Plan, console: Console) -> None:
         ChildEndedError, NotReadyError, EnvoyNotFoundError: the stand could not start, or no vLLM
             server answers where the first engine should be.
     """
-    async with running(plan) as children, aiohttp.ClientSession() as session:
+    async with running(plan, console=True) as children, aiohttp.ClientSession() as session:
         model = await _model(session, plan.engines[0])
         console.print(_invitation(plan, model), markup=False, highlight=False, soft_wrap=True)
         async with asyncio.TaskGroup() as tasks:
@@ -157,9 +165,10 @@ def _invitation(plan: Plan, model: str) -> str:
 Tidegate is up.
   clients   {url}   (OpenAI and Anthropic endpoints, /v1/…)
   engines   {", ".join(f"http://{each}" for each in plan.engines)}{" (emulated)" if plan.emulated else ""}
+  console   http://{plan.console}   (log in with the token in {plan.token_file})
   metrics   {plan.metrics_url}
   envoy     http://{plan.config.envoy.admin}
-  control   {plan.config.listen.control}   (token in {plan.token_file})
+  control   {plan.config.listen.control}   (the same token)
   files     {plan.directory}
 
 Tenants: {tenants or "none of their own"}. In a shell:

@@ -226,20 +226,57 @@ class TestServe:
         assert not (short / "processor.sock").exists()
 
 
+class TestConsole:
+    @pytest.mark.parametrize(
+        ("options", "code", "told"),
+        [
+            ([], 2, "give a viewer's token with --token-file"),
+            (["--token-file", "nowhere"], 2, "nowhere: No such file or directory"),
+            (["--listen", "localhost"], 2, "give host:port"),
+            (["--listen", "0.0.0.0:0"], 2, "say with --url where browsers find the console"),
+            (["--certificate", "nowhere.pem"], 2, "No such file or directory"),
+            (["--listen", "127.0.0.1:{taken}"], 1, "Address already in use"),
+        ],
+    )
+    def test_what_cannot_be_served_is_said(
+        self, tmp_path: Path, taken: int, options: list[str], code: int, told: str
+    ) -> None:
+        token = tmp_path / "token"
+        token.write_text("a-token\n", encoding="utf-8")
+        given = ["--token-file", str(token)] if options and options[0] != "--token-file" else []
+        done = tidegate("console", *given, *(each.format(taken=taken) for each in options))
+        assert (done.returncode, done.stdout) == (code, "")
+        assert told in done.stderr
+        assert "Traceback" not in done.stderr
+
+    async def test_it_serves_without_a_tidegate_and_stops_at_a_signal(self, tmp_path: Path) -> None:
+        token = tmp_path / "token"
+        token.write_text("a-token\n", encoding="utf-8")
+        options = ["--listen", "127.0.0.1:0", "--control", f"127.0.0.1:{free_port()}"]
+        async with running("console", *options, "--token-file", token) as process:
+            url = (await line_with(process, "console:")).split()[1]
+            assert "<title>Tidegate</title>" in await asyncio.to_thread(fetch, url)
+            process.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(30):
+                assert await process.wait() == 0
+
+
 class TestUp:
     async def test_it_serves_and_leaves_nothing_behind(self) -> None:
         async with running("up", "--port", "0") as process:
             url = (await line_with(process, "clients")).split()[1]
+            console = (await line_with(process, "console")).split()[1]
             metrics = (await line_with(process, "metrics")).split()[1]
             files = await folder_of(process)
             assert files.is_dir()
             children = psutil.Process(process.pid).children(recursive=True)
             names = {" ".join(child.cmdline()) for child in children}
-            assert len(children) == 4, names
+            assert len(children) == 5, names
 
             reply = await asyncio.to_thread(chat, url, "marketing")
             assert reply["choices"][0]["finish_reason"] == "length"
             await line_with(process, "P2")  # the live line has seen it
+            assert "<title>Tidegate</title>" in await asyncio.to_thread(fetch, console)
             page = await asyncio.to_thread(fetch, metrics)
             assert 'tidegate_decisions_total{class="P2"' in page
 

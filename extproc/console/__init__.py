@@ -1,0 +1,1 @@
+"""The web console: a process of its own, a client of the control API like any other."""

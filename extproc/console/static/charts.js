@@ -1,0 +1,157 @@
+// The two charts of the wallboard, as elements: <free-chart> and <flow-chart>. They draw themselves
+// anew when they are given .data, or another size.
+
+import { html, nothing, render, svg } from "./vendor/lit-html.js";
+import { number, percent, rate } from "./format.js";
+import { familyOf, FAMILIES } from "./reasons.js";
+import { t } from "./words.js";
+
+const MINUTES = 15;
+const GAP = 3; // seconds without a point: the line breaks
+const BIN = 5; // seconds that one bar tells of
+
+class Chart extends HTMLElement {
+  connectedCallback() {
+    this.watcher = new ResizeObserver(() => this.draw());
+    this.watcher.observe(this);
+  }
+
+  disconnectedCallback() {
+    this.watcher.disconnect();
+  }
+
+  set data(data) {
+    this.given = data;
+    this.draw();
+  }
+
+  draw() {
+    const [width, height] = [this.clientWidth, this.clientHeight];
+    if (!this.given || !width || !height) return;
+    const rem = parseFloat(getComputedStyle(document.documentElement).fontSize);
+    render(html`<svg width=${width} height=${height} role="img">${this.picture(width, height, rem)}</svg>`, this);
+  }
+}
+
+// Seconds of Unix time to pixels; the newest is at the right.
+function timeScale(now, left, right) {
+  return (at) => right - ((now - at) / (MINUTES * 60)) * (right - left);
+}
+
+function timeTicks(now, x, y) {
+  return [10, 5, 0].map((ago) => svg`
+    <text class="tick" x=${x(now - ago * 60)} y=${y} text-anchor=${ago ? "middle" : "end"}>
+      ${ago ? `−${t("board.minutes", { n: ago })}` : t("board.now")}</text>`);
+}
+
+function line(points, pick, x, y) {
+  let path = "";
+  let before = null;
+  for (const point of points) {
+    const value = pick(point);
+    if (value === null) {
+      before = null;
+      continue;
+    }
+    const draws = before !== null && point[0] - before <= GAP;
+    path += `${draws ? "L" : "M"}${x(point[0]).toFixed(1)} ${y(value).toFixed(1)}`;
+    before = point[0];
+  }
+  return path;
+}
+
+// The free ratio over time, with the marks at which classes close. The scale is that of square roots,
+// because what is decided is decided in the lowest fifth.
+class FreeChart extends Chart {
+  picture(width, height, rem) {
+    const { points, classes, tightening, now } = this.given;
+    const [left, right, top, bottom] = [3 * rem, width - 0.4 * rem, 0.7 * rem, height - 1.5 * rem];
+    const x = timeScale(now, left, right);
+    const y = (free) => bottom - Math.sqrt(Math.min(1, Math.max(0, free))) * (bottom - top);
+    const predicted = line(points, (each) => each[2], x, y);
+    const observed = line(points, (each) => each[1], x, y);
+    const known = points.filter((each) => each[2] !== null);
+    const water = known.length
+      ? `M${x(known[0][0])} ${bottom}` + known.map((each) => `L${x(each[0]).toFixed(1)} ${y(each[2]).toFixed(1)}`).join("") + `L${x(known.at(-1)[0])} ${bottom}Z`
+      : "";
+    const marks = classes.filter((each) => each.close > 0).map((each) => {
+      const close = Math.min(1, each.close * tightening);
+      const open = Math.min(1, each.open * tightening);
+      return svg`
+        <rect class="reopening" x=${left} width=${right - left} y=${y(open)} height=${Math.max(0, y(close) - y(open))} />
+        <line class="mark ${each.closed ? "closed" : ""}" x1=${left} x2=${right} y1=${y(close)} y2=${y(close)} />
+        <text class="mark-name ${each.closed ? "closed" : ""}" x=${left + 0.4 * rem} y=${y(close) - 0.35 * rem}>
+          ${t("board.closes", { name: each.name, p: percent(close, 1) })}</text>`;
+    });
+    const grid = [0, 0.05, 0.2, 0.5, 1].map((free) => svg`
+      <line class="grid" x1=${left} x2=${right} y1=${y(free)} y2=${y(free)} />
+      <text class="tick" x=${left - 0.4 * rem} y=${y(free) + 0.3 * rem} text-anchor="end">${percent(free)}</text>`);
+    return svg`
+      <title>${t("board.waterline")}</title>
+      ${grid}
+      <path class="water" d=${water} />
+      ${marks}
+      <path class="observed" d=${observed} />
+      <path class="predicted" d=${predicted} />
+      ${timeTicks(now, x, height - 0.25 * rem)}`;
+  }
+}
+
+// What one class was answered, bar by bar: admitted below, turned away above it by why; and under the
+// line how many waited.
+class FlowChart extends Chart {
+  picture(width, height, rem) {
+    const { points, index, now } = this.given;
+    const [left, right, top] = [0, width, 1.1 * rem];
+    const base = height - 1.2 * rem - (height - 2.3 * rem) * 0.22;
+    const floor = height - 1.2 * rem;
+    const x = timeScale(now, left, right);
+    const bins = binned(points, index);
+    const most = Math.max(1, ...bins.map((each) => each.total / BIN));
+    const mostWaiting = Math.max(1, ...bins.map((each) => each.waiting));
+    const barWidth = Math.max(1, (x(BIN) - x(0)) - 0.8);
+    const bars = bins.map((bin) => {
+      let y = base;
+      const piece = (count, kind) => {
+        const tall = (count / BIN / most) * (base - top);
+        y -= tall;
+        return svg`<rect class=${kind} x=${x(bin.at)} y=${y} width=${barWidth} height=${tall} />`;
+      };
+      const deep = (bin.waiting / mostWaiting) * (floor - base);
+      return svg`
+        ${bin.admitted ? piece(bin.admitted, "admitted") : nothing}
+        ${FAMILIES.filter((each) => bin.refused[each]).map((each) => piece(bin.refused[each], each))}
+        ${bin.waiting ? svg`<rect class="waiting" x=${x(bin.at)} y=${base + 1} width=${barWidth} height=${deep} />` : nothing}`;
+    });
+    return svg`
+      <line class="grid" x1=${left} x2=${right} y1=${top} y2=${top} />
+      <text class="tick" x="0" y=${top - 0.3 * rem}>${t("board.most", { n: rate(most) })}</text>
+      ${bars}
+      <line class="axis" x1=${left} x2=${right} y1=${base} y2=${base} />
+      ${bins.some((each) => each.waiting) ? svg`<text class="tick" x="0" y=${height - 0.2 * rem}>${t("board.mostwaiting", { n: number(mostWaiting) })}</text>` : nothing}
+      ${timeTicks(now, x, height - 0.2 * rem).slice(bins.some((each) => each.waiting) ? 1 : 0)}`;
+  }
+}
+
+// A bin begins at a multiple of BIN, so that bars stand still while time goes on.
+function binned(points, index) {
+  const bins = new Map();
+  for (const [at, , , , , classes] of points) {
+    const [admitted, refused, waiting] = classes[index] ?? [0, {}, 0];
+    const start = at - (at % BIN);
+    let bin = bins.get(start);
+    if (bin === undefined) bins.set(start, (bin = { at: start, admitted: 0, refused: {}, waiting: 0, total: 0 }));
+    bin.admitted += admitted;
+    bin.total += admitted;
+    bin.waiting = Math.max(bin.waiting, waiting);
+    for (const [reason, count] of Object.entries(refused)) {
+      const family = familyOf(reason);
+      bin.refused[family] = (bin.refused[family] ?? 0) + count;
+      bin.total += count;
+    }
+  }
+  return [...bins.values()];
+}
+
+customElements.define("free-chart", FreeChart);
+customElements.define("flow-chart", FlowChart);

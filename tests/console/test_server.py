@@ -1,0 +1,183 @@
+"""The console as a browser meets it, and as other sites do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from http.cookies import SimpleCookie
+from typing import Any
+
+import aiohttp
+import pytest
+from yarl import URL
+
+from extproc.console.server import COOKIE
+
+TRANSACTIONS = {"mode": "MODE_TRANSACTIONS_ONLY", "reason": "peak"}
+FOREIGN = ["https://evil.example", "http://127.0.0.1:1", "http://localhost:1", "null", ""]
+
+
+async def mode(browser: Any) -> str:
+    told = await (await browser.post("/api/ModeService/GetMode")).json()
+    return str(told["mode"])
+
+
+class TestLoggingIn:
+    @pytest.mark.parametrize("role", ["viewer", "operator", "admin"])
+    async def test_with_a_token_of_the_control_api(self, browser: Any, role: str) -> None:
+        assert await (await browser.get("/api/me")).json() is None
+        reply = await browser.log_in(role)
+        assert (reply.status, await reply.json()) == (200, {"who": f"the-{role}", "role": role})
+        assert await (await browser.get("/api/me")).json() == {"who": f"the-{role}", "role": role}
+
+    async def test_the_cookie_is_for_our_pages_alone_and_is_not_the_token(
+        self, browser: Any
+    ) -> None:
+        cookie = SimpleCookie((await browser.log_in("operator")).headers["set-cookie"])[COOKIE]
+        assert cookie["httponly"] is True
+        assert cookie["samesite"] == "Strict"
+        assert cookie["path"] == "/"
+        assert "operator" not in cookie.value
+        assert len(cookie.value) == 43
+
+    @pytest.mark.parametrize("token", ["", "guess", "pod", "x" * 2000, "a\nb", "密钥", 5, None])
+    async def test_nobody_else_gets_in(self, browser: Any, token: object) -> None:
+        reply = await browser.log_in(token)
+        assert reply.status == 401
+        assert (await reply.json())["error"] == "UNAUTHENTICATED"
+        assert "set-cookie" not in reply.headers
+
+    async def test_guessing_is_slow(self, browser: Any) -> None:
+        statuses = [(await browser.log_in("guess")).status for _ in range(6)]
+        assert statuses == [401, 401, 401, 401, 401, 429]
+        refused = await browser.log_in("viewer")
+        assert (refused.status, refused.headers["retry-after"]) == (429, "7")
+        browser.clock.now += 60
+        assert (await browser.log_in("viewer")).status == 200
+
+    async def test_a_new_one_ends_the_old_one_and_leaving_ends_it(self, browser: Any) -> None:
+        await browser.log_in("viewer")
+        jar = browser.http.cookie_jar
+        old = jar.filter_cookies(URL(browser.origin))[COOKIE].value
+        await browser.log_in("operator")
+        assert (await browser.post("/api/logout")).status == 200
+        assert await (await browser.get("/api/me")).json() is None
+        for cookie in (old, "guess"):
+            jar.update_cookies({COOKIE: cookie})
+            assert (await browser.post("/api/ModeService/GetMode")).status == 401
+
+
+class TestOtherSites:
+    @pytest.mark.parametrize("origin", FOREIGN)
+    async def test_nothing_is_changed_from_another_page(self, browser: Any, origin: str) -> None:
+        await browser.log_in("operator")
+        for path in ("/api/login", "/api/logout", "/api/ModeService/SetMode"):
+            assert (await browser.post(path, TRANSACTIONS, origin=origin)).status == 403
+        assert await mode(browser) == "MODE_NORMAL"
+
+    async def test_nor_without_an_origin_nor_by_a_form(self, browser: Any) -> None:
+        await browser.log_in("operator")
+        url = browser.origin + "/api/ModeService/SetMode"
+        async with browser.http.post(url, json=TRANSACTIONS) as reply:
+            assert reply.status == 403
+        ours = {"origin": browser.origin}
+        for form in (
+            {"data": TRANSACTIONS},
+            {"data": json.dumps(TRANSACTIONS), "headers": {"content-type": "text/plain"}},
+        ):
+            headers = ours | form.get("headers", {})  # type: ignore[operator]
+            async with browser.http.post(url, data=form["data"], headers=headers) as reply:
+                assert reply.status == 415
+        assert await mode(browser) == "MODE_NORMAL"
+
+    @pytest.mark.parametrize("origin", FOREIGN)
+    async def test_no_websocket_from_another_page(self, browser: Any, origin: str) -> None:
+        await browser.log_in("viewer")
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            await browser.live(origin=origin)
+        assert refused.value.status == 403
+
+    async def test_no_websocket_without_a_session(self, browser: Any) -> None:
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            await browser.live()
+        assert refused.value.status == 401
+
+    async def test_a_name_of_theirs_that_leads_to_us_is_not_answered(self, browser: Any) -> None:
+        for path in ("/", "/healthz", "/static/main.js", "/live", "/api/me"):
+            assert (await browser.get(path, host="evil.example")).status == 421
+
+    @pytest.mark.parametrize("path", ["/", "/static/main.js", "/api/me", "/nowhere"])
+    async def test_pages_run_our_scripts_only_and_in_no_frame(
+        self, browser: Any, path: str
+    ) -> None:
+        headers = (await browser.get(path)).headers
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'; script-src 'self'; style-src 'self'" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "no-referrer"
+        assert headers["cache-control"] == "no-store"
+
+    async def test_the_page_holds_no_data_and_no_inline_code(self, browser: Any) -> None:
+        page = await (await browser.get("/", **{"accept-language": "zh-CN"})).text()
+        assert '<html lang="zh">' in page
+        assert "<style" not in page
+        assert page.count("<script") == page.count('<script type="module" src="/static/') == 1
+
+
+class TestCalling:
+    async def test_the_control_api_judges_who_may(self, browser: Any) -> None:
+        await browser.log_in("viewer")
+        refused = await browser.post("/api/ModeService/SetMode", TRANSACTIONS)
+        assert (refused.status, (await refused.json())["error"]) == (403, "PERMISSION_DENIED")
+        assert await mode(browser) == "MODE_NORMAL"
+
+        await browser.log_in("operator")
+        done = await (await browser.post("/api/ModeService/SetMode", TRANSACTIONS)).json()
+        assert done["after"]["mode"] == "MODE_TRANSACTIONS_ONLY"
+        assert done["after"]["by"] == "the-operator"
+        audit = await (await browser.post("/api/AuditService/ListAudit")).json()
+        (entry,) = audit["entries"]
+        assert (entry["who"], entry["reason"]) == ("the-operator", "peak")
+
+    @pytest.mark.parametrize(
+        ("path", "body", "status"),
+        [
+            ("ModeService/SetMode", {"mode": "MODE_PROTECT"}, 400),
+            ("ModeService/SetMode", {"mood": "MODE_PROTECT"}, 400),
+            ("ModeService/SetMode", [1], 400),
+            ("ModeService/SetMood", {}, 404),
+            ("LoadReportService/ReportLoad", {}, 404),
+            ("ModeService/SetMode", {"reason": "x" * 70000}, 413),
+        ],
+    )
+    async def test_what_is_wrong_is_said(
+        self, browser: Any, path: str, body: object, status: int
+    ) -> None:
+        await browser.log_in("admin")
+        assert (await browser.post(f"/api/{path}", body)).status == status
+
+
+class TestLive:
+    async def test_it_brings_what_was_then_what_is(self, browser: Any) -> None:
+        await browser.log_in("operator")
+        async with browser.live() as socket, asyncio.timeout(10):
+            while (first := await socket.receive_json())["state"] is None:
+                continue
+            assert first["state"]["mode"]["mode"] == "MODE_NORMAL"
+            assert first["problem"] == ""
+            assert list(first["points"]) == ["qwen"]
+
+            await browser.post("/api/ModeService/SetMode", TRANSACTIONS)
+            while (await socket.receive_json())["state"]["mode"]["mode"] == "MODE_NORMAL":
+                continue
+
+    async def test_it_ends_with_the_session(self, browser: Any) -> None:
+        await browser.log_in("operator")
+        async with browser.live() as socket, asyncio.timeout(10):
+            await socket.receive_json()
+            await browser.post("/api/logout")
+            while (message := await socket.receive()).type is not aiohttp.WSMsgType.CLOSE:
+                continue
+            assert message.data == 4401
