@@ -1,4 +1,4 @@
-"""What an answer's editor costs per chunk: ``python -m bench.streams`` prints a line per endpoint.
+"""What an answer's editor costs per chunk: ``python -m bench.editors`` prints a line per endpoint.
 
 Chunks are those of the emulated engine, one token each. The time is processor time of `Editor.feed`,
 the best of several runs: a busy machine makes it longer, never shorter.
