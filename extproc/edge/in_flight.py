@@ -137,11 +137,22 @@ class InFlight:
         flight = self._flights.get(exchange) if isinstance(exchange, str) else None
         return flight is not None and flight.cuttable
 
+    def reads(self, case: Case, verdict: Verdict) -> bool:
+        """Tell whether the answer to a call that is about to be sent on will come through here."""
+        call = case.call
+        if call is None:
+            return False
+        if self._rules.read_usage:
+            return True
+        who = case.candidate.classification
+        return call.stream and (self._may_be_cut(case, verdict) or bool(_early_stop(who, call)))
+
     def enter(self, case: Case, verdict: Verdict) -> bool:
         """Take an exchange in that was just admitted; say whether it may be cut.
 
         The body of the request is dropped here.
         """
+        read = self.reads(case, verdict)
         call, case.call = case.call, None
         if call is None:
             self._flights[case.candidate.id] = Flight(case, verdict, None)
@@ -149,14 +160,13 @@ class InFlight:
         kept = Kept(call.endpoint, call.model, call.stream, call.include_usage, call.structured)
         flight = self._flights[case.candidate.id] = Flight(case, verdict, kept)
         who = case.candidate.classification
-        flight.revocable = who.service_class.evictable and self._pressed(case.pool, verdict)
+        flight.revocable = self._may_be_cut(case, verdict)
         if flight.revocable:
             flight.subject = subject_of(call, who)
             self._revocable += 1
         if call.stream:
             flight.early_stop = _early_stop(who, call)
-        edited = flight.revocable or flight.early_stop
-        if self._rules.read_usage or (call.stream and edited):
+        if read:
             flight.asked = Asked.by(call)
         return flight.revocable
 
@@ -196,6 +206,10 @@ class InFlight:
         if not flight.answered:
             flight.case.later(partial(self._revoked, flight))
 
+    def _may_be_cut(self, case: Case, verdict: Verdict) -> bool:
+        evictable = case.candidate.classification.service_class.evictable
+        return evictable and self._pressed(case.pool, verdict)
+
     def _pressed(self, pool: str, verdict: Verdict) -> bool:
         most = self._controller.pools[pool].limits.max_concurrency
         free = verdict.free
@@ -220,6 +234,7 @@ class InFlight:
             content_type=content_type,
             content_encoding=headers.get("content-encoding", ""),
             early_stop=flight.early_stop,
+            strip_usage=not asked.include_usage,  # then it was asked for by us
         )
         flight.editor = editor
         self._endings.metered(flight.case.candidate.id, editor)

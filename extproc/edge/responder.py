@@ -97,8 +97,13 @@ class Responder:
         self._wording = wording
         self._wall_clock = wall_clock
 
-    def forward(self, case: Case, verdict: Verdict, rates: Headers = ()) -> Judgement:
-        """Send an admitted request on; ``rates`` tell the client what it may still send."""
+    def forward(
+        self, case: Case, verdict: Verdict, rates: Headers = (), *, report_usage: bool = False
+    ) -> Judgement:
+        """Send an admitted request on; ``rates`` tell the client what it may still send.
+
+        ``report_usage``: a stream is to end in a chunk with the usage, asked for or not.
+        """
         classification = case.candidate.classification
         call, body = case.call, None
         if call is not None:
@@ -108,6 +113,7 @@ class Responder:
                 max_output=classification.max_output,
                 priority=classification.service_class.engine_priority if prioritised else None,
                 stop=classification.stop,
+                include_usage=report_usage,
             )
             if body is not None and call.gzipped:
                 # The header that says so stays: Envoy lets us change none where it sends no headers.

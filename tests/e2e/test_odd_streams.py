@@ -37,13 +37,15 @@ async def shared(opened: Any) -> AsyncIterator[Any]:
         yield stand
 
 
-async def ask(stand: Any, *oddities: Oddity, task: str = "extract") -> tuple[str, list[Any]]:
+async def ask(
+    stand: Any, *oddities: Oddity, task: str = "extract", **call: Any
+) -> tuple[str, list[Any]]:
     """Return the text of an answer, the arguments of a tool call with it, and its chunks."""
     (engine,) = stand.engines
     engine.faults = replace(engine.faults, text=JSON, stream=oddities)
     reply = await stand.http.post(
         f"{stand.url}/v1/chat/completions",
-        json=CALL,
+        json={**CALL, **call},
         headers={"x-tenant-id": "service", "x-task-type": task},
     )
     reader = EventReader()
@@ -75,6 +77,16 @@ async def test_usage_of_odd_streams_is_read(stand: Any, oddities: tuple[Oddity, 
     seen = await stand.metrics()
     grown = stand.grown(seen, "tenant_tokens_total", tenant="service", kind="output")
     assert grown == 60
+
+
+async def test_usage_that_the_client_did_not_ask_for_is_read_and_left_out(stand: Any) -> None:
+    _, chunks = await ask(stand, task="", stream_options=None)
+
+    assert all("usage" not in chunk for chunk in chunks)
+    (received,) = await stand.received()
+    assert json.loads(received.body)["stream_options"] == {"include_usage": True}
+    seen = await stand.metrics()
+    assert stand.grown(seen, "tenant_tokens_total", tenant="service", kind="output") == 60
 
 
 @pytest.mark.parametrize("oddity", [Oddity.GZIP, Oddity.TOOL_CALL])

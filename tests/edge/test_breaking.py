@@ -162,7 +162,7 @@ def test_a_probe_that_a_fault_of_ours_ends_makes_room_for_the_next(
 ) -> None:
     house = half_open()
 
-    def broken(*_: object) -> Judgement:
+    def broken(*_: object, **__: object) -> Judgement:
         raise RuntimeError("a fault of ours")
 
     with monkeypatch.context() as patch:

@@ -248,7 +248,7 @@ class TestEditing:
                 b'{"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}',
             ),
             (
-                STREAM,
+                {**STREAM, "stream_options": {"include_usage": True}},
                 SSE,
                 b'data: {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}\n\n',
             ),
@@ -265,6 +265,14 @@ class TestEditing:
         assert edit.data == answer
         record = at.end()
         assert (record.prompt_tokens, record.completion_tokens) == (7, 3)
+
+    def test_usage_that_the_client_did_not_ask_for_is_left_out(self) -> None:
+        at = Desk(AnswerRules(read_usage=True))
+        at.enter(STREAM)
+        usage = b'data: {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}\n\n'
+
+        assert at.edited(SSE).feed(usage).data == b""
+        assert at.end().completion_tokens == 3
 
 
 class TestCut:
