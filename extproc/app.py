@@ -273,7 +273,14 @@ def build(config: Config) -> Tidegate:
     if recorder is not None and config.control.enabled:
         levers = Levers(config, pools=pools, lines=lines, gate=mode, admission=admission)
         control = ControlRoom(
-            config, levers, recorder, pools=pools, lines=lines, clock=clock, wall_clock=time.time
+            config,
+            levers,
+            recorder,
+            pools=pools,
+            lines=lines,
+            heard=books.observed,
+            clock=clock,
+            wall_clock=time.time,
         )
     return Tidegate(
         config=config,

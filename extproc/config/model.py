@@ -189,8 +189,11 @@ class Scrape(_Model):
     """How ``/metrics`` of an endpoint is read; all in seconds.
 
     Older than ``stale_after``, a reading loses credit linearly; older than ``unknown_after``, it
-    counts for nothing and only concurrency limits the endpoint.
+    counts for nothing and only concurrency limits the endpoint. Not ``enabled``: the pods report their
+    load themselves, through the control API.
     """
+
+    enabled: bool = True
 
     interval: Seconds = Field(default=0.2, ge=0.02)
     timeout: Seconds = Field(default=1.0, gt=0)

@@ -40,6 +40,14 @@ class Levers:
         self.gate.switch(mode)
         return self._admission.switch(self.gate, shadow=mode is Mode.SHADOW)
 
+    def evict(self) -> int:
+        """End running calls of the classes that the mode closes; return how many.
+
+        That is those that can be ended well: of evictable classes, and prepared for it when they
+        were let in, because the pool was not empty.
+        """
+        return self._admission.cut(self.gate.closed())
+
     def adjust(self, changes: Changes) -> None:
         """Lay changes over the configuration file; what was laid over it before is forgotten.
 

@@ -37,6 +37,10 @@ class Levers(Protocol):
         """Go over to a mode; return how many calls that waited are turned away."""
         ...
 
+    def evict(self) -> int:
+        """End running calls of the classes that are closed; return how many."""
+        ...
+
     def adjust(self, changes: Changes) -> None:
         """Lay changes over the configuration file, or raise `AdjustmentError`."""
         ...
@@ -51,12 +55,20 @@ class Shared(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Effect:
+    """What a mode did to calls: how many that waited were turned away, how many that ran are cut."""
+
+    turned_away: int = 0
+    evicted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Changed:
     """What a change did: the settings before and after, and what could not be done besides."""
 
     before: Settings
     after: Settings
-    turned_away: int
+    effect: Effect
     warnings: tuple[str, ...]
 
 
@@ -98,11 +110,15 @@ class Operations:
             self._apply(self._file.load())
             log.info("settings restored", extra=_told(self.settings))
 
-    async def set_mode(self, mode: Mode, caller: Caller, reason: str) -> Changed:
-        """Switch to a mode."""
+    async def set_mode(
+        self, mode: Mode, caller: Caller, reason: str, *, evict: bool = False
+    ) -> Changed:
+        """Switch to a mode; with ``evict``, end running calls of the classes that close, too."""
 
         async def change() -> Changed:
-            setting = ModeSetting(mode=mode, by=caller.who, at=self._wall_clock(), reason=reason)
+            setting = ModeSetting(
+                mode=mode, evict=evict, by=caller.who, at=self._wall_clock(), reason=reason
+            )
             before = self.settings.mode
             audit = self._entry(caller, "mode.set", before.mode.value, mode.value, reason)
             return await self._change(msgspec.structs.replace(self.settings, mode=setting), audit)
@@ -173,23 +189,25 @@ class Operations:
     async def _change(self, settings: Settings, entry: Entry) -> Changed:
         before = self.settings
         after = msgspec.structs.replace(settings, revision=before.revision + 1)
-        turned_away = self._apply(after)
+        effect = self._apply(after)
         warnings = [await self._save(), await self._publish()]
         if self._audit is not None:
             warnings.append(await self._audit.record(entry))
-        return Changed(before, after, turned_away, tuple(each for each in warnings if each))
+        return Changed(before, after, effect, tuple(each for each in warnings if each))
 
-    def _apply(self, settings: Settings) -> int:
+    def _apply(self, settings: Settings) -> Effect:
         """Bring settings into force; nothing is changed where that raises."""
-        before, turned_away = self.settings, 0
+        before, turned_away, evicted = self.settings, 0, 0
         if settings.thresholds.changes != before.thresholds.changes:
             self._levers.adjust(settings.thresholds.changes)
         if settings.mode.mode is not before.mode.mode:
             turned_away = self._levers.switch(settings.mode.mode)
+        if settings.mode.evict and settings.mode != before.mode:
+            evicted = self._levers.evict()
         self.settings = settings
         self._news.set()
         self._news = asyncio.Event()
-        return turned_away
+        return Effect(turned_away, evicted)
 
     async def _save(self) -> str | None:
         if self._file is None:

@@ -30,6 +30,7 @@ from extproc.control.pb import (
     audit_pb2_grpc,
     callers_pb2_grpc,
     decisions_pb2_grpc,
+    load_reports_pb2_grpc,
     modes_pb2_grpc,
     state_pb2_grpc,
     thresholds_pb2_grpc,
@@ -37,6 +38,7 @@ from extproc.control.pb import (
 from extproc.control.services.audit import AuditService
 from extproc.control.services.callers import CallerService
 from extproc.control.services.decisions import DecisionService
+from extproc.control.services.load_reports import Heard, LoadReportService
 from extproc.control.services.modes import ModeService
 from extproc.control.services.state import StateService, View
 from extproc.control.services.thresholds import ThresholdService
@@ -61,6 +63,8 @@ NEEDED = {
     "/tidegate.v1.DecisionService/WatchDecisions": Role.VIEWER,
     "/tidegate.v1.DecisionService/ExplainDecision": Role.VIEWER,
     "/tidegate.v1.DecisionService/SummarizeDecisions": Role.VIEWER,
+    "/tidegate.v1.LoadReportService/ReportLoad": Role.POD,
+    "/tidegate.v1.LoadReportService/StreamLoad": Role.POD,
     "/tidegate.v1.AuditService/ListAudit": Role.VIEWER,
 }
 """The role that each method asks for."""
@@ -85,6 +89,7 @@ class ControlRoom:
         *,
         pools: Mapping[str, Pool],
         lines: Mapping[str, Line],
+        heard: Heard,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
@@ -110,6 +115,7 @@ class ControlRoom:
         except (UnreadableSettingsError, ValueError) as error:
             raise _unusable(directory / "settings.json", str(error)) from error
         self._draining = False
+        self._reports = LoadReportService(pools, heard, clock)
         self._levers = levers
         self._view = View(
             pools=pools,
@@ -170,6 +176,7 @@ class ControlRoom:
                 decisions_pb2_grpc.add_DecisionServiceServicer_to_server,
                 DecisionService(self.recorder),
             ),
+            (load_reports_pb2_grpc.add_LoadReportServiceServicer_to_server, self._reports),
             (audit_pb2_grpc.add_AuditServiceServicer_to_server, AuditService(self._audit)),
             (
                 callers_pb2_grpc.add_CallerServiceServicer_to_server,

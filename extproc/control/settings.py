@@ -21,9 +21,13 @@ Changes = dict[str, dict[str, dict[str, Any]]]
 
 
 class ModeSetting(msgspec.Struct, frozen=True, kw_only=True):
-    """The mode; who set it, when (Unix time, 0 where nobody did) and why."""
+    """The mode; who set it, when (Unix time, 0 where nobody did) and why.
+
+    ``evict``: running calls of the classes that close were to be ended, too.
+    """
 
     mode: Mode = Mode.NORMAL
+    evict: bool = False
     by: str = ""
     at: float = 0.0
     reason: str = ""

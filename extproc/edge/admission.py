@@ -21,7 +21,7 @@ Rules this module keeps:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 
 from msgspec.structs import replace
@@ -253,14 +253,18 @@ class Admission:
         for pool in self._controller.lines:
             for decision in self._controller.pump(pool, now):
                 self._turn_came(decision.call, decision.verdict, decision.waited, now)
-            self._in_flight.evict(pool, now)
+            self._evict(pool, now)
         deadline = self._controller.next_deadline()
         return deadline if self._desk is None else min(deadline, self._desk.next_deadline())
 
     def scraped(self, pool: str) -> None:
         """Hear that an engine of a pool was read."""
         self.capacity_changed()
-        self._in_flight.evict(pool, self._clock())
+        self._evict(pool, self._clock())
+
+    def _evict(self, pool: str, now: float) -> None:
+        if not self.shadow:
+            self._in_flight.evict(pool, now)
 
     def switch(self, gate: Gate, *, shadow: bool) -> int:
         """Go over to another mode; return how many of those that wait are turned away.
@@ -283,6 +287,10 @@ class Admission:
                 later(partial(self._resolve, case, self._waits(case, now)))
         self.capacity_changed()  # others may be first in line now
         return turned_away
+
+    def cut(self, classes: Container[str]) -> int:
+        """End the running calls of these classes that can be ended well; return how many."""
+        return self._in_flight.cut_classes(classes)
 
     def adjust(self, catalog: Catalog) -> None:
         """Classify by other limits from now on."""

@@ -15,7 +15,7 @@ Rules this module keeps:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -175,6 +175,17 @@ class InFlight:
         if self._revocable:
             for exchange in self._controller.evictions(pool, now, self):
                 self.cut(exchange)
+
+    def cut_classes(self, names: Container[str]) -> int:
+        """Cut whatever can be ended well of these classes; return how many exchanges that is."""
+        chosen = [
+            exchange
+            for exchange, flight in self._flights.items()
+            if flight.cuttable and flight.case.candidate.classification.service_class.name in names
+        ]
+        for exchange in chosen:
+            self.cut(exchange)
+        return len(chosen)
 
     def leave(self, exchange: str) -> None:
         """Forget an exchange that is over."""

@@ -29,6 +29,8 @@ from extproc.engines.scraper import Clock, Scraper, Sleep, open_session
 
 _log = logging.getLogger(__name__)
 
+_LONG = 3600.0
+
 
 class Fleet:
     """All pools' endpoints.
@@ -105,7 +107,10 @@ class Fleet:
         self._listener.joined(name, endpoint)
         _log.info("endpoint joined", extra={"pool": name, "endpoint": endpoint})
         try:
-            await scraper.run()
+            if pool.scrape.enabled:
+                await scraper.run()
+            while True:  # what is known of it, others tell
+                await self._sleep(_LONG)
         finally:
             self._listener.left(name, endpoint)
             _log.info("endpoint left", extra={"pool": name, "endpoint": endpoint})

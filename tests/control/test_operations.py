@@ -260,6 +260,10 @@ class Recording:
         self.moves.append(mode.value)
         return 2
 
+    def evict(self) -> int:
+        self.moves.append("evict")
+        return 3
+
     def adjust(self, changes: Any) -> None:
         self.moves.append(changes)
 
@@ -290,11 +294,21 @@ async def test_a_full_disk_stops_no_operator(operations: Any, tmp_path: Path) ->
     changed = await made.set_mode(Mode.PROTECT, ALICE, "now")
 
     assert levers.moves == ["protect"]
-    assert changed.turned_away == 2
+    assert changed.effect.turned_away == 2
     assert [each.partition(":")[0] for each in changed.warnings] == [
         "a restart would forget this",
         f"the audit cannot be written to {tmp_path / 'audit.jsonl'}",
     ]
+
+
+async def test_what_runs_is_ended_where_an_operator_says_so(operations: Any) -> None:
+    made, levers = operations()
+
+    changed = await made.set_mode(Mode.PROTECT, ALICE, "now", evict=True)
+    assert (changed.effect.evicted, levers.moves) == (3, ["protect", "evict"])
+    await made.set_mode(Mode.PROTECT, ALICE, "once more", evict=True)
+    await made.set_mode(Mode.NORMAL, ALICE, "over")
+    assert levers.moves == ["protect", "evict", "evict", "normal"]
 
 
 async def test_a_change_that_has_begun_is_audited_though_its_caller_is_gone(

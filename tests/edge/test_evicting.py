@@ -189,3 +189,31 @@ def test_a_cut_call_whose_answer_begins_meanwhile_is_answered_in_its_stead() -> 
 
     assert isinstance(reply, Answer)
     assert ("content-type", "text/event-stream") in reply.headers
+
+
+def test_an_operator_may_end_what_runs_of_a_class_where_that_can_be_done_well() -> None:
+    at = House()
+    at.ask(500)
+    at.ask(500)
+    at.ask(100, "pay")
+
+    assert at.admission.cut(["P1"]) == 0
+    assert at.admission.cut(["P2"]) == 1
+    assert at.admission.cut(["P2"]) == 0, "once each"
+
+    assert [name for name, heard in at.later.items() if heard] == ["x2"]
+    assert isinstance(at.later["x2"][0]().reply, Answer)
+
+
+def test_in_shadow_mode_nobody_is_cut() -> None:
+    at = House()
+    for _ in range(2):
+        at.ask(500)
+    at.ask(700, "pay")
+    at.admission.shadow = True
+    at.now += PRESSING
+
+    at.scrape()
+    at.admission.pump()
+
+    assert at.later["x2"] == []

@@ -74,6 +74,19 @@ async def test_every_endpoint_of_every_pool(
     assert news.endpoints == set()
 
 
+async def test_pods_that_report_themselves_join_and_are_not_scraped(
+    serve: Any, answer: Any, news: Any, running: Running
+) -> None:
+    told, scraped = await serve(answer()), await serve(answer())
+    silent = static(told).model_copy(update={"scrape": Scrape(enabled=False)})
+    running.start({"told": silent, "scraped": static(scraped)}, news)
+
+    await news.until(lambda: len(news.of("observed")) >= 3)
+
+    assert {call[2] for call in news.of("observed")} == {scraped}
+    assert news.endpoints == {told, scraped}
+
+
 async def test_misbehaving_endpoints_delay_no_other(
     serve: Any, answer: Any, news: Any, running: Running
 ) -> None:

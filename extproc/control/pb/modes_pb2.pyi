@@ -113,7 +113,7 @@ class SetModeRequest(_message.Message):
     reason: _builtins.str
     """Why; goes into the audit. Must not be empty."""
     evict: _builtins.bool
-    """End running calls of evictable classes that the mode closes, too."""
+    """End running calls of evictable classes that the mode closes, too: those that can be ended well."""
     def __init__(
         self,
         *,

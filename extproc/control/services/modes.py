@@ -36,10 +36,12 @@ class ModeService(modes_pb2_grpc.ModeServiceServicer):
             )
         reason = await reason_of(request.reason, context)
         before = mode_state(self._operations.settings.mode, self._gate)
-        changed = await self._operations.set_mode(mode, caller_of(self._callers, context), reason)
+        caller = caller_of(self._callers, context)
+        changed = await self._operations.set_mode(mode, caller, reason, evict=request.evict)
         return modes_pb2.SetModeResponse(
             before=before,
             after=mode_state(changed.after.mode, self._gate),
-            turned_away=changed.turned_away,
+            turned_away=changed.effect.turned_away,
+            evicted=changed.effect.evicted,
             warnings=changed.warnings,
         )
