@@ -27,10 +27,10 @@ from extproc.control import cli as control_cli
 from extproc.envoyconf.binary import EnvoyNotFoundError
 from extproc.envoyconf.errors import GenerationError
 from extproc.quota.cli import quota
-from extproc.sim.drill.cli import drill
 from extproc.sim.emulator.cli import emulate
 from extproc.sim.loadgen import cli as load_cli
 from extproc.stand.children import ChildEndedError
+from extproc.stand.drill import drill
 from extproc.stand.plan import make_plan
 from extproc.stand.up import NotReadyError, up
 from extproc.telemetry import logs

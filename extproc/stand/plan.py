@@ -21,6 +21,8 @@ import yaml
 from extproc.config import Config, parse
 
 EMULATED_MODEL = "qwen-72b-instruct"
+SMALL_ENGINE = (*("--blocks", "512", "--max-num-seqs", "32", "--scheduling-policy", "priority"),)
+"""Options of an engine so small that a peak is easily made."""
 
 _DEMO = """\
 identity:
@@ -53,6 +55,7 @@ class Plan:
         token: an admin's, for the control API.
         console: where browsers find the console, ``host:port``.
         console_token: the console's own, a viewer's.
+        engine_options: of the engines that it starts.
     """
 
     directory: Path
@@ -64,6 +67,7 @@ class Plan:
     token: str = field(repr=False)
     console: str
     console_token: str = field(repr=False)
+    engine_options: tuple[str, ...]
 
     @property
     def metrics_url(self) -> str:
@@ -81,10 +85,9 @@ class Plan:
         return self.directory / "console.token"
 
     def emulator_command(self, port: int) -> list[str]:
-        """Return the command of an emulated engine: small, so that a peak is easily made."""
-        options = ["--port", str(port), "--model", EMULATED_MODEL, "--blocks", "512"]
-        policy = ["--scheduling-policy", "priority", "--max-num-seqs", "32"]
-        return [*tidegate(), "emulate", *options, *policy]
+        """Return the command of an emulated engine."""
+        where = ["--port", str(port), "--model", EMULATED_MODEL]
+        return [*tidegate(), "emulate", *where, *self.engine_options]
 
     def serve_command(self) -> list[str]:
         """Return the command of the processor."""
@@ -104,9 +107,15 @@ def tidegate() -> list[str]:
 
 
 def make_plan(
-    directory: Path, *, port: int, engines: tuple[str, ...], config: Path | None = None
+    directory: Path,
+    *,
+    port: int,
+    engines: tuple[str, ...],
+    config: Path | None = None,
+    emulate: int = 2,
+    engine_options: tuple[str, ...] = SMALL_ENGINE,
 ) -> Plan:
-    """Return the plan; two emulated engines where no engine is given.
+    """Return the plan; emulated engines where no engine is given.
 
     Args:
         directory: an existing folder for what the stand writes.
@@ -114,12 +123,14 @@ def make_plan(
         engines: ``host:port`` of running vLLM servers.
         config: a configuration of the user's own. Its addresses are replaced, and its pools by one
             for all models, with the first one's settings and the stand's endpoints.
+        emulate: how many engines are emulated.
+        engine_options: of those.
 
     Raises:
         ConfigError: the user's configuration cannot be used.
         OSError: the port is taken.
     """
-    emulated = () if engines else (free_port(), free_port())
+    emulated = () if engines else tuple(free_port() for _ in range(emulate))
     endpoints = list(engines or [f"127.0.0.1:{each}" for each in emulated])
     settings = yaml.safe_load(config.read_text(encoding="utf-8") if config else _DEMO) or {}
     envoy = f"127.0.0.1:{free_port(port)}"
@@ -164,6 +175,7 @@ def make_plan(
         token=secrets.token_urlsafe(32),
         console=f"127.0.0.1:{free_port()}",
         console_token=secrets.token_urlsafe(32),
+        engine_options=engine_options,
     )
 
 

@@ -116,7 +116,7 @@ async def up(plan: Plan, console: Console) -> None:
             server answers where the first engine should be.
     """
     async with running(plan, console=True) as children, aiohttp.ClientSession() as session:
-        model = await _model(session, plan.engines[0])
+        model = await served_model(session, plan.engines[0])
         console.print(_invitation(plan, model), markup=False, highlight=False, soft_wrap=True)
         async with asyncio.TaskGroup() as tasks:
             for each in children:
@@ -124,7 +124,12 @@ async def up(plan: Plan, console: Console) -> None:
             tasks.create_task(_show(session, plan, console))
 
 
-async def _model(session: aiohttp.ClientSession, engine: str) -> str:
+async def served_model(session: aiohttp.ClientSession, engine: str) -> str:
+    """Return the name of the model that an engine serves.
+
+    Raises:
+        NotReadyError: no vLLM server answers there.
+    """
     url = f"http://{engine}/v1/models"
     try:
         async with asyncio.timeout(START_SECONDS), session.get(url) as response:

@@ -513,6 +513,10 @@ async def test_metrics_faults(emulator: Emulator, http: aiohttp.ClientSession) -
         garbage = (await response.read()).decode("latin-1")
     with pytest.raises(ValueError):
         list(text_string_to_metric_families(garbage))
+    await set_faults(http, emulator, metrics="unsized")
+    page = await metrics(http, emulator)
+    assert "vllm:kv_cache_usage_perc" in page
+    assert "vllm:cache_config_info" not in page
     await set_faults(http, emulator, metrics="foreign")
     assert list(await metrics(http, emulator)) == ["process_start_time_seconds"]
     await set_faults(http, emulator, metrics="hang")
@@ -521,6 +525,20 @@ async def test_metrics_faults(emulator: Emulator, http: aiohttp.ClientSession) -
             await metrics(http, emulator)
     await set_faults(http, emulator, metrics="none", kv_usage=0.875)
     assert (await metrics(http, emulator))["vllm:kv_cache_usage_perc"] == 0.875
+
+
+async def test_a_header_says_how_long_an_answer_is(
+    emulator: Emulator, http: aiohttp.ClientSession
+) -> None:
+    body = {"model": "tiny", "messages": HELLO, "max_tokens": 50}
+    lengths = []
+    for wanted in ("7", "60", "x"):
+        headers = {"x-emulator-output-tokens": wanted}
+        _, answer = await post(http, emulator, "/v1/chat/completions", body, **headers)
+        choice = json.loads(answer)["choices"][0]
+        lengths.append((json.loads(answer)["usage"]["completion_tokens"], choice["finish_reason"]))
+    assert lengths[:2] == [(7, "stop"), (50, "length")]
+    assert lengths[2][0] <= 50  # drawn
 
 
 async def test_faults_of_calls(emulator: Emulator, http: aiohttp.ClientSession) -> None:

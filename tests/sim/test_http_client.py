@@ -35,6 +35,12 @@ def test_body_of_known_length() -> None:
     assert response.reusable
 
 
+def test_the_end_of_a_long_body_is_kept() -> None:
+    body = b"".join(b"%d " % number for number in range(2000))
+    response = read(b"HTTP/1.1 200 OK\r\n\r\n", body[:5000], body[5000:])
+    assert (response.body, response.tail) == (body[:2048], body[-256:])
+
+
 def test_incomplete_body() -> None:
     response = read(PLAIN[:-1])
     assert response.begun

@@ -75,7 +75,7 @@ def world_of(run: Run) -> World:
     if run.faults.patience is not None:
         run = replace(run, setting=run.setting.patient(run.faults.patience))
     policies = [make_policy(run) for _ in range(run.faults.gateways)]
-    world = World(run.setting, run.faults, policies, _calls(run), run.seed)
+    world = World(run.setting, run.faults, policies, calls_of(run), run.seed)
     for policy in policies:
         if isinstance(policy, Clairvoyant):
             policy.enter(world)
@@ -121,7 +121,12 @@ def _relief(run: Run) -> float | None:
     return SURGE[0] + SURGE[1] if run.shape == "surge" and run.trace is None else None
 
 
-def _calls(run: Run) -> Iterator[Call]:
+def calls_of(run: Run) -> Iterator[Call]:
+    """Yield the calls of a run.
+
+    Raises:
+        ValueError: it has neither a mix nor a trace.
+    """
     setting = run.setting
     audiences = setting.audiences(run.faults.noisy)
     if run.trace is not None:

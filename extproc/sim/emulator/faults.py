@@ -35,6 +35,8 @@ class MetricsFault(StrEnum):
     """Status 200 with bytes that are no metrics."""
     FOREIGN = "foreign"
     """A good page without any series of vLLM."""
+    UNSIZED = "unsized"
+    """A good page that does not tell how large the cache is."""
 
 
 class Reset(StrEnum):

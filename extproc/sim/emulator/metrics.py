@@ -29,6 +29,7 @@ class Page:
         finished: finished requests by reason. Aborts by disconnect do not count in vLLM.
         rejected: requests refused for too many unfinished ones.
         started: start of the process, seconds since the epoch.
+        sized: it tells how large the cache is.
     """
 
     model: str
@@ -37,6 +38,7 @@ class Page:
     finished: Mapping[str, int]
     rejected: int
     started: float
+    sized: bool = True
 
 
 def process_page(started: float) -> str:
@@ -130,6 +132,8 @@ def metrics_page(page: Page) -> str:
         families.append(_family(f"{name}_total", "counter", text, samples))
         created = dict.fromkeys(samples, page.started)
         families.append(_family(f"{name}_created", "gauge", text, created))
+    if not page.sized:
+        return "".join(families)
     config = (
         f'block_size="{size}",enable_prefix_caching="True",engine="0",'
         f'kv_cache_size_tokens="{blocks * size}",num_gpu_blocks="{blocks}",'

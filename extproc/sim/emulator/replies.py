@@ -49,7 +49,12 @@ class OutputLength:
 
 
 def sequences(
-    call: Call, unique: str, block_size: int, length: OutputLength, seed: int
+    call: Call,
+    unique: str,
+    block_size: int,
+    length: OutputLength,
+    seed: int,
+    wanted: int | None = None,
 ) -> list[Request]:
     """Return what the engine is to generate for a call: ``n`` sequences for each prompt.
 
@@ -59,13 +64,14 @@ def sequences(
         block_size: tokens of a KV block.
         length: draws the output lengths, equal ones for equal prompts and seeds.
         seed: of the emulator.
+        wanted: take this output length, draw none.
     """
     chance = random.Random(f"{seed}:{call.seed}")  # noqa: S311 - a model, not a secret
     requests: list[Request] = []
     for prompt in call.prompts:
         names = prompt.block_names(block_size)
         for _ in range(call.n):
-            drawn = call.max_tokens if call.ignore_eos else length.draw(chance)
+            drawn = call.max_tokens if call.ignore_eos else wanted or length.draw(chance)
             tokens = min(call.max_tokens, max(drawn, call.min_tokens))
             sequence_id = f"{unique}-{len(requests)}"
             requests.append(Request(sequence_id, prompt.tokens, tokens, call.priority, names))

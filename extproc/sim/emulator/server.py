@@ -48,6 +48,8 @@ BUSY = (
     "The engine is currently busy and cannot accept new requests. "
     "Please try again later or on a different instance."
 )
+OUTPUT_HEADER = "x-emulator-output-tokens"
+"""A request header that says how many tokens come before the end of each sequence."""
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -208,7 +210,12 @@ class Emulator:
         calls_tool = Oddity.TOOL_CALL in faults.stream
         head = Head(reply_id, int(time.time()), self.options.model, call, calls_tool)
         requests = sequences(
-            call, unique, self.options.engine.block_size, self.options.output, self.options.seed
+            call,
+            unique,
+            self.options.engine.block_size,
+            self.options.output,
+            self.options.seed,
+            wanted=_wanted_output(request),
         )
         try:
             with self._driver.generate(requests) as generation:
@@ -290,7 +297,7 @@ class Emulator:
                 return _page(b"\x00\xff{]vllm:num_requests_running{engine=\n= 1 2 3 4\n" * 8)
             case MetricsFault.FOREIGN:
                 return _page(process_page(self._started).encode())
-            case MetricsFault.NONE:
+            case MetricsFault.NONE | MetricsFault.UNSIZED:
                 pass
         page = Page(
             model=self.options.model,
@@ -299,6 +306,7 @@ class Emulator:
             finished=self._finished,
             rejected=self._rejected,
             started=self._started,
+            sized=self.faults.metrics is not MetricsFault.UNSIZED,
         )
         return _page(metrics_page(page).encode())
 
@@ -371,6 +379,11 @@ async def _cancelled(task: asyncio.Task[None]) -> None:
 def _given_request_id(request: web.Request) -> str | None:
     given = request.headers.get("x-request-id", "")
     return given if given.isascii() and given else None
+
+
+def _wanted_output(request: web.Request) -> int | None:
+    wanted = request.headers.get(OUTPUT_HEADER, "")
+    return int(wanted) if wanted.isdecimal() and len(wanted) < 10 else None
 
 
 def _endpoint(request: web.Request) -> Endpoint | None:

@@ -22,6 +22,8 @@ from urllib.parse import urlsplit
 
 KEPT = 2048
 """Bytes of a body that are kept: enough to see what it is."""
+TAIL = 256
+"""Bytes of the end of a body that are kept: enough to see how a stream ended."""
 ABANDONED = "abandoned"
 """The error of a request that was in flight when its client was closed."""
 _LARGEST_HEAD = 1 << 16
@@ -43,6 +45,8 @@ class Answer:
             client's clock; for a stream from a model this is its first token.
         end: when the answer was complete, or was given up.
         error: why there is no complete response, or None.
+        tail: the last `TAIL` bytes of the body.
+        pause: longest time between two arrivals of bytes of the body, in seconds.
     """
 
     status: int
@@ -50,6 +54,8 @@ class Answer:
     first_byte: float
     end: float
     error: str | None = None
+    tail: bytes = b""
+    pause: float = 0.0
 
 
 class Response:
@@ -58,16 +64,27 @@ class Response:
     Attributes:
         status: the HTTP status; 0 until the head is complete.
         body: the first `KEPT` bytes of the body, decoded from its chunks.
+        tail: its last `TAIL` bytes.
         begun: some of the body is there, or there will be none.
         complete: nothing is missing.
         reusable: the connection serves another request afterwards.
     """
 
-    __slots__ = ("_buffer", "_chunked", "_left", "begun", "body", "complete", "reusable", "status")
+    __slots__ = (
+        "_buffer",
+        "_chunked",
+        "_left",
+        "begun",
+        "body",
+        "complete",
+        "reusable",
+        "status",
+        "tail",
+    )
 
     def __init__(self) -> None:
         self.status = 0
-        self.body = b""
+        self.body = self.tail = b""
         self.begun = self.complete = False
         self.reusable = True
         self._buffer = b""
@@ -163,10 +180,11 @@ class Response:
         if left is not None:
             self._left = left - len(part)
         self.begun = True
+        # The last two bytes of a chunk are its line end.
+        content = part if left is None or not self._chunked else part[: max(left - 2, 0)]
         if len(self.body) < KEPT:
-            # The last two bytes of a chunk are its line end.
-            content = part if left is None or not self._chunked else part[: max(left - 2, 0)]
             self.body = (self.body + content)[:KEPT]
+        self.tail = (self.tail + content)[-TAIL:]
         self.complete = not self._chunked and self._left == 0
         return rest
 
@@ -189,7 +207,7 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._response: Response | None = None
         self._done: Callable[[Answer], None] | None = None
-        self._first_byte = 0.0
+        self._first_byte = self._last_byte = self._pause = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(
@@ -199,7 +217,8 @@ class _Connection(asyncio.Protocol):
 
     def send(self, request: bytes, done: Callable[[Answer], None]) -> None:
         """Send a request; nothing else is in flight here."""
-        self._response, self._done, self._first_byte = Response(), done, 0.0
+        self._response, self._done = Response(), done
+        self._first_byte = self._last_byte = self._pause = 0.0
         if self._transport is not None:
             self._transport.write(request)
 
@@ -214,8 +233,13 @@ class _Connection(asyncio.Protocol):
             self._finish(str(error))
             self.close()
             return
-        if response.begun and not self._first_byte:
-            self._first_byte = self._client.clock()
+        if response.begun:
+            now = self._client.clock()
+            if self._first_byte:
+                self._pause = max(self._pause, now - self._last_byte)
+            else:
+                self._first_byte = now
+            self._last_byte = now
         if response.complete:
             self._finish(None)
             if response.reusable:
@@ -251,7 +275,9 @@ class _Connection(asyncio.Protocol):
         self._response = self._done = None
         if response is not None and done is not None:
             now = self._client.clock()
-            done(Answer(response.status, response.body, self._first_byte or now, now, error))
+            first = self._first_byte or now
+            body, tail = response.body, response.tail
+            done(Answer(response.status, body, first, now, error, tail, self._pause))
 
 
 class Client:

@@ -1,10 +1,11 @@
-"""``tidegate drill``: a peak in virtual time, and what each controller makes of it."""
+"""``tidegate drill``: a peak, in virtual time or in real time, and what controllers make of it."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -14,19 +15,30 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from extproc.config import Config, ConfigError, load
+from extproc.envoyconf.binary import EnvoyNotFoundError
 from extproc.sim.drill import bars, published, report
 from extproc.sim.drill.experiment import Cell, Experiment
 from extproc.sim.drill.faults import FAULTS
-from extproc.sim.drill.knee import NoKneeError
+from extproc.sim.drill.knee import NoKneeError, cached_knee
 from extproc.sim.drill.lengths import MIXES
 from extproc.sim.drill.plot import NoPlottingError, plot
 from extproc.sim.drill.runs import CONTROLLERS, SHAPES
 from extproc.sim.drill.setting import DEFAULT_TERMS, Setting
 from extproc.sim.drill.traces import TraceError, read
 from extproc.sim.engine_config import EngineConfig
+from extproc.stand.children import ChildEndedError
+from extproc.stand.real import measures
+from extproc.stand.real.rehearsal import Rehearsal
+from extproc.stand.up import NotReadyError
 
 CANNOT_RUN = 1
 BAD_OPTION = 2
+
+LOADS, REAL_LOAD = "0.9,1,2,3", "3"
+VIRTUAL_CONTROLLERS = "none,watermark,tidegate,clairvoyant"
+REAL_CONTROLLERS = "none,watermark,tidegate"
+REAL_WARM_UP = 10.0
+"""Seconds; in real time they cost."""
 
 _SETTING = Setting()
 _ENGINE = _SETTING.engine
@@ -37,11 +49,19 @@ def drill(
         "balanced"
     ),
     load_: Annotated[
-        str, typer.Option("--load", help="times the knee of the uncontrolled engines")
-    ] = "0.9,1,2,3",
+        str | None,
+        typer.Option(
+            "--load",
+            help=f"times the knee of the uncontrolled engines  [default: {LOADS}; real {REAL_LOAD}]",
+        ),
+    ] = None,
     controllers: Annotated[
-        str, typer.Option(help=f"{', '.join(CONTROLLERS)}; slots:N for N slots")
-    ] = "none,watermark,tidegate,clairvoyant",
+        str | None,
+        typer.Option(
+            help=f"{', '.join(CONTROLLERS)}; slots:N for N slots  [default: {VIRTUAL_CONTROLLERS}; "
+            f"real {REAL_CONTROLLERS}]"
+        ),
+    ] = None,
     shape: Annotated[str, typer.Option(help=f"how the load moves: {', '.join(SHAPES)}")] = "steady",
     fault: Annotated[str, typer.Option(help=f"what goes wrong: {', '.join(FAULTS)}")] = "none",
     seeds: Annotated[int, typer.Option(min=1, help="how often each cell is played")] = 10,
@@ -84,14 +104,25 @@ def drill(
     publish: Annotated[
         Path | None, typer.Option(help="play the published experiment and write this .md")
     ] = None,
+    real: Annotated[
+        bool, typer.Option("--real", help="in real time, through Envoy, the first mix and load")
+    ] = False,
+    engine_: Annotated[
+        list[str] | None,
+        typer.Option("--engine", help="with --real: host:port of a vLLM server; repeat for more"),
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(min=0.01, help="with --real: calls per second, not --load")
+    ] = None,
 ) -> None:
-    """Play a peak in virtual time, and compare what controllers make of it.
+    """Play a peak, and compare what controllers make of it.
 
-    Engines are modelled step by step; the controller is the one that serves. Equal seeds give equal
-    results.
+    In virtual time, engines are modelled step by step; the controller is the one that serves. Equal
+    seeds give equal results. With --real, a real Envoy and Tidegate stand before emulated engines, or
+    your own, and calls leave when they are due, however slow the answers are.
     """
     console = Console()
-    try:
+    with _explained():
         engine = EngineConfig(
             num_gpu_blocks=blocks,
             block_size=block_size,
@@ -100,27 +131,19 @@ def drill(
             max_model_len=min(_ENGINE.longest, (blocks - 1) * block_size),
         )
         setting = replace(_setting(engine, config, pool, endpoints, seconds), resubmit=resubmit)
-        chosen = range(1, seeds + 1)
-        if publish is not None:
-            cells = bars.cells()
-        elif trace is not None:
+        mixes, shapes, faults = _known(mix, MIXES), _known(shape, SHAPES), _known(fault, FAULTS)
+        loads = _numbers(load_ or (REAL_LOAD if real else LOADS))
+        names = _names(controllers or (REAL_CONTROLLERS if real else VIRTUAL_CONTROLLERS))
+        if trace is not None:
             read(trace)  # what is wrong with it shows now
             setting = setting.lasting(warm_up=0.0, measured=seconds, tail=0.0)
-            cells = _cells(("trace",), _numbers(scale), _names(controllers), ("steady",), ("none",))
-        else:
-            cells = _cells(
-                _known(mix, MIXES),
-                _numbers(load_),
-                _names(controllers),
-                _known(shape, SHAPES),
-                _known(fault, FAULTS),
-            )
-    except ConfigError as error:
-        lines = "\n  ".join(map(str, error.problems))
-        raise _stop(f"{error.file} cannot be used:\n  {lines}", BAD_OPTION) from error
-    except (ValueError, TraceError, OSError) as error:
-        raise _stop(str(error), BAD_OPTION) from error
-    experiment = Experiment(setting, cells, chosen, trace)
+            mixes, loads, shapes, faults = ["trace"], _numbers(scale), ["steady"], ["none"]
+    if real:
+        engines = tuple(each.removeprefix("http://").rstrip("/") for each in engine_ or ())
+        _rehearse(console, setting, mixes[0], (rate, loads[0]), names, engines, publish)
+        return
+    cells = bars.cells() if publish else _cells(mixes, loads, names, shapes, faults)
+    experiment = Experiment(setting, cells, range(1, seeds + 1), trace)
     try:
         _play(experiment, processes, console)
         for table in report.tables(experiment):
@@ -134,6 +157,51 @@ def drill(
             plot(experiment, plot_)
     except (NoKneeError, NoPlottingError, ValueError, OSError) as error:
         raise _stop(str(error), CANNOT_RUN) from error
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """End the command with what is wrong with an option."""
+    try:
+        yield
+    except ConfigError as error:
+        lines = "\n  ".join(map(str, error.problems))
+        raise _stop(f"{error.file} cannot be used:\n  {lines}", BAD_OPTION) from error
+    except (ValueError, TraceError, OSError) as error:
+        raise _stop(str(error), BAD_OPTION) from error
+
+
+def _rehearse(
+    console: Console,
+    setting: Setting,
+    mix: str,
+    pressure: tuple[float | None, float],
+    controllers: Sequence[str],
+    engines: tuple[str, ...],
+    publish: Path | None,
+) -> None:
+    """Play in real time, print, and put the result into the published page.
+
+    ``pressure`` is the rate in calls per second, or else how many times the knee.
+    """
+    setting = setting.lasting(warm_up=REAL_WARM_UP, measured=setting.measured, tail=0.0)
+    rate, load_ = pressure
+    try:
+        told = f"{rate:g} calls per second" if rate else f"{load_:g}×"
+        rate = rate or load_ * cached_knee(setting, MIXES[mix])
+        rehearsal = Rehearsal(setting, MIXES[mix], rate, engines=engines)
+        played = rehearsal.play(controllers, lambda name: console.print(f"playing {name} …"))
+    except ValueError as error:
+        raise _stop(str(error), BAD_OPTION) from error
+    except (NoKneeError, EnvoyNotFoundError, ChildEndedError, NotReadyError) as error:
+        raise _stop(str(error), CANNOT_RUN) from error
+    virtual = {} if engines else rehearsal.model(controllers)
+    where = "engines of one's own" if engines else f"{setting.endpoints} emulated engines"
+    text = measures.page(f"{mix}, {told}, {setting.measured:g} s, {where}.", played, virtual)
+    console.print(text, markup=False, soft_wrap=True)
+    if publish is not None:
+        before = publish.read_text() if publish.exists() else ""
+        publish.write_text(published.with_real(before, text))
 
 
 def _setting(

@@ -1,0 +1,1 @@
+"""``tidegate drill --real``: the drill in real time, through a real Envoy."""
