@@ -12,61 +12,46 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import itertools
 import logging
 import random
-import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 from grpc import aio
 from grpc_health.v1 import health_pb2
 
+from extproc import parts
 from extproc.config import (
     Config,
-    ConfigError,
-    Problem,
-    agent_policy,
     catalog_of,
-    load_keys,
-    load_ticket_key,
     pool_limits,
 )
 from extproc.control.levers import Levers
-from extproc.control.room import ControlRoom
-from extproc.core.agents.rules import AgentGate, Agents
-from extproc.core.breaker import Breaker, BreakerGate, Key, Rules
+from extproc.control.room import ControlRoom, make_operations
+from extproc.core.agents.rules import AgentGate
+from extproc.core.breaker import Breaker, BreakerGate, Key
 from extproc.core.capacity import Pool
-from extproc.core.classes import ServiceClass
-from extproc.core.controller import Controller, Gate, Line, RequestLimits
+from extproc.core.controller import Controller, Gate, RequestLimits
 from extproc.core.metering import Meter
 from extproc.core.modes import ModeGate
 from extproc.core.outcomes import End, Outcome
 from extproc.core.promises import Promise
-from extproc.core.queue import Queue, QueueLimits
 from extproc.core.readings import Reading
-from extproc.core.reasons import ReplyOverride, ReplyRules
 from extproc.core.records import Ended, Observers
-from extproc.core.tickets import Tickets
 from extproc.edge import server
 from extproc.edge.access_log import AccessLog
 from extproc.edge.admission import Admission
-from extproc.edge.agent_identity import SOURCES
 from extproc.edge.agents import AgentDesk
 from extproc.edge.endings import Endings
-from extproc.edge.identity import FromApiKey, FromHeader, FromMetadata, IdentitySource
-from extproc.edge.in_flight import AnswerRules
 from extproc.edge.processor import Processor
 from extproc.edge.pump import Pump
-from extproc.edge.responder import Routing
-from extproc.edge.wording import Wording
 from extproc.engines.fleet import Fleet
-from extproc.quota.errors import QuotaError
 from extproc.quota.gates import QuotaGate, RateGate
 from extproc.quota.meter import LocalMeter
+from extproc.sharing.agreement import Agreement
 from extproc.sharing.room import Sharing
 from extproc.telemetry.agents import AgentCollector
 from extproc.telemetry.breaker import BreakerCollector
@@ -193,6 +178,7 @@ class Tidegate:
     endings: Endings
     meter: LocalMeter | None
     sharing: Sharing | None
+    agreement: Agreement | None
     outbox: Outbox | None
     access_log: AccessLog
     fleet: Fleet
@@ -214,18 +200,18 @@ def build(config: Config) -> Tidegate:
         name: Pool(name, pool_limits(pool), catalog.classes) for name, pool in config.pools.items()
     }
     metrics = Metrics(config.pools, config.classes)
-    lines = _lines(config, catalog.classes)
+    lines = parts.lines(config, catalog.classes)
     metrics.registry.register(PoolCollector(pools, clock))
     metrics.registry.register(LineCollector(lines, catalog.classes))
-    breaker = _breaker(config)
-    decision_log = _decision_log(config)
+    breaker = parts.breaker(config)
+    decision_log = parts.decision_log(config)
     noting = config.control.enabled or decision_log is not None
     recorder = Recorder(time.time) if noting else None
     mode = ModeGate(catalog.classes)
     pump = Pump(clock)
-    desk = _desk(config, clock, pump)
+    desk = parts.desk(config, clock, pump)
     gates: list[Gate] = [RequestLimits(config.requests.max_call)]
-    if config.control.enabled:
+    if config.control.enabled or config.state.redis is not None:
         gates.insert(0, mode)
     if desk is not None:
         gates.append(AgentGate(desk.agents))
@@ -233,10 +219,10 @@ def build(config: Config) -> Tidegate:
     if breaker is not None:
         gates.append(BreakerGate(breaker))
         metrics.registry.register(BreakerCollector(breaker))
-    outbox = _outbox(config)
+    outbox = parts.outbox(config)
     if outbox is not None:
         metrics.registry.register(LedgerCollector(outbox))
-    sharing = _sharing(config, pools, outbox, clock, rng)
+    sharing = parts.sharing(config, pools, outbox, clock, rng)
     if sharing is not None:
         metrics.registry.register(SharingCollector(sharing))
     meter: LocalMeter | None = None
@@ -250,31 +236,37 @@ def build(config: Config) -> Tidegate:
     admission = Admission(
         catalog=catalog,
         controller=controller,
-        routing=_routing(config),
-        sources=_sources(config),
-        reply_rules=_reply_rules(config),
-        wording=_wording(config),
+        routing=parts.routing(config),
+        sources=parts.sources(config),
+        reply_rules=parts.reply_rules(config),
+        wording=parts.wording(config),
         max_body=config.requests.max_call,
         pass_unreadable=config.requests.unreadable == "pass",
         observer=metrics if recorder is None else Observers((metrics, recorder)),
         endings=endings,
         meter=meter,
-        new_id=_id_source(rng),
+        new_id=parts.id_source(rng),
         clock=clock,
         wall_clock=time.time,
         bell=pump.ring,
         breaker=breaker,
         desk=desk,
-        answers=_answer_rules(config),
+        answers=parts.answer_rules(config),
     )
     admission.noting = noting
     books = EngineBooks(pools, clock, admission.capacity_changed, admission.scraped)
     control: ControlRoom | None = None
+    agreement: Agreement | None = None
+    levers = Levers(config, pools=pools, lines=lines, gate=mode, admission=admission)
+    operations = make_operations(config, levers, time.time)
+    if sharing is not None:
+        agreement = Agreement(sharing.link, "settings", operations.mine, operations.adopt)
+        operations.publish = agreement.publish
     if recorder is not None and config.control.enabled:
-        levers = Levers(config, pools=pools, lines=lines, gate=mode, admission=admission)
         control = ControlRoom(
             config,
             levers,
+            operations,
             recorder,
             pools=pools,
             lines=lines,
@@ -293,6 +285,7 @@ def build(config: Config) -> Tidegate:
         meter=meter,
         outbox=outbox,
         sharing=sharing,
+        agreement=agreement,
         access_log=AccessLog(endings.logged),
         fleet=Fleet(config.pools, books, clock=clock, rng=rng),
         recorder=recorder,
@@ -319,11 +312,7 @@ async def serve(tidegate: Tidegate, stop: asyncio.Event, started: Callable[[], N
     outbox, meter = tidegate.outbox, tidegate.meter
     ledger = contextlib.nullcontext() if not (outbox and meter) else outbox.carrying(meter.holds)
     async with _http(application, listen.http), api, ledger, asyncio.TaskGroup() as tasks:
-        scraping = tasks.create_task(tidegate.fleet.run())
-        pumping = tasks.create_task(tidegate.pump.run(tidegate.admission.pump))
-        telling = tasks.create_task(tidegate.endings.run())
-        recording = tasks.create_task(_record(tidegate.recorder, tidegate.decision_log))
-        sharing = None if tidegate.sharing is None else tasks.create_task(tidegate.sharing.run())
+        running = [tasks.create_task(each) for each in _background(tidegate)]
         await grpc_server.start()
         await health.set("", health_pb2.HealthCheckResponse.SERVING)
         gc.collect()
@@ -338,18 +327,24 @@ async def serve(tidegate: Tidegate, stop: asyncio.Event, started: Callable[[], N
             log.info("draining", extra={"streams": tidegate.processor.streams})
             await _drain(tidegate.processor, grpc_server)
             tidegate.endings.flush()
-            scraping.cancel()
-            pumping.cancel()
-            telling.cancel()
-            recording.cancel()
-            if sharing is not None:
-                sharing.cancel()
+            for each in running:
+                each.cancel()
 
 
-async def _record(recorder: Recorder | None, decision_log: DecisionLog | None) -> None:
-    """Remember decisions, and write them down, where somebody wants them, until cancelled."""
-    if recorder is None:
-        return
+def _background(tidegate: Tidegate) -> Iterator[Coroutine[Any, Any, None]]:
+    """Yield what runs beside the server, until it is cancelled."""
+    yield tidegate.fleet.run()
+    yield tidegate.pump.run(tidegate.admission.pump)
+    yield tidegate.endings.run()
+    if tidegate.recorder is not None:
+        yield _record(tidegate.recorder, tidegate.decision_log)
+    for each in (tidegate.sharing, tidegate.agreement):
+        if each is not None:
+            yield each.run()
+
+
+async def _record(recorder: Recorder, decision_log: DecisionLog | None) -> None:
+    """Remember decisions, and write them down where there is a log, until cancelled."""
     with contextlib.nullcontext() if decision_log is None else decision_log.writing():
         if decision_log is not None:
             recorder.hand_to(decision_log.take)
@@ -378,141 +373,3 @@ async def _http(application: web.Application, address: str) -> AsyncIterator[Non
         yield
     finally:
         await runner.cleanup()
-
-
-def _sharing(
-    config: Config,
-    pools: Mapping[str, Pool],
-    outbox: Outbox | None,
-    clock: Callable[[], float],
-    rng: random.Random,
-) -> Sharing | None:
-    if config.state.redis is None:
-        return None
-    return Sharing(
-        config.state.redis,
-        f"{rng.getrandbits(64):016x}",
-        pools,
-        outbox=outbox,
-        clock=clock,
-        wall_clock=time.time,
-        rng=rng,
-    )
-
-
-def _id_source(rng: random.Random) -> Callable[[], str]:
-    """Return a source of ids: unique over processes by a random prefix, here by a count."""
-    prefix = f"{rng.getrandbits(48):012x}"
-    numbers = itertools.count(1)
-    return lambda: f"{prefix}{next(numbers):08x}"
-
-
-def _desk(config: Config, clock: Callable[[], float], pump: Pump) -> AgentDesk | None:
-    policy = agent_policy(config)
-    if config.agents is None or policy is None:
-        return None
-    return AgentDesk(
-        Agents(policy),
-        [SOURCES[place] for place in config.agents.identity],
-        default_tenant=config.identity.default_tenant,
-        clock=clock,
-        bell=pump.ring,
-    )
-
-
-def _decision_log(config: Config) -> DecisionLog | None:
-    settings = config.decision_log
-    if settings is None:
-        return None
-    try:
-        return DecisionLog(settings.file, max_bytes=settings.max_size, keep=settings.keep)
-    except OSError as error:
-        problem = Problem(None, "decision_log.file", "", f"cannot be written: {error.strerror}")
-        raise ConfigError(settings.file, (problem,)) from error
-
-
-def _breaker(config: Config) -> Breaker | None:
-    rules = config.breaker
-    return None if rules is None else Breaker(Rules(**rules.model_dump()))
-
-
-def _outbox(config: Config) -> Outbox | None:
-    if all(plan.quota is None for plan in config.plans.values()):
-        return None
-    try:
-        from extproc.quota.opening import make_outbox  # 25 MiB that others have no use for
-    except ModuleNotFoundError as error:
-        raise QuotaError(
-            "a plan has a quota, which needs a ledger: pip install 'tidegate[quota]'"
-        ) from error
-    return make_outbox(config, time.time)
-
-
-def _lines(config: Config, classes: Sequence[ServiceClass]) -> dict[str, Line]:
-    key = load_ticket_key(config) or secrets.token_bytes(32)
-    tickets = config.tickets
-    return {
-        name: Line(
-            queue=Queue(QueueLimits(pool.queue.max_calls, pool.queue.max_bytes), classes),
-            tickets=Tickets(key, window=tickets.window),
-            reserve=tickets.reserve,
-        )
-        for name, pool in config.pools.items()
-    }
-
-
-def _routing(config: Config) -> Routing:
-    names = {name: name for name in config.pools}
-    aliases = {alias: name for name, pool in config.pools.items() for alias in pool.aliases}
-    return Routing(
-        pools={**names, **aliases},
-        default="*" if "*" in config.pools else next(iter(config.pools), None),
-        priorities=frozenset(
-            name for name, pool in config.pools.items() if pool.scheduling_policy == "priority"
-        ),
-        name_pool=len(config.pools) > 1,
-    )
-
-
-def _sources(config: Config) -> tuple[IdentitySource, ...]:
-    sources: list[IdentitySource] = []
-    keys = load_keys(config)
-    for source in config.identity.sources:
-        if source.metadata is not None:
-            sources.append(FromMetadata(source.metadata.filter, source.metadata.path))
-        elif source.header is not None:
-            sources.append(FromHeader(source.header.name, trusted=source.header.trusted))
-        else:
-            sources.append(FromApiKey(keys))
-    return tuple(sources)
-
-
-def _reply_rules(config: Config) -> ReplyRules:
-    return ReplyRules(
-        tuple(
-            ReplyOverride(each.reason, each.class_, each.tenant, each.kind, each.status)
-            for each in config.fallback.overrides
-        )
-    )
-
-
-def _answer_rules(config: Config) -> AnswerRules:
-    return AnswerRules(
-        replaced=frozenset(map(str, config.fallback.engine_statuses)),
-        read_usage=config.envoy.usage_source == "ext_proc",
-    )
-
-
-def _wording(config: Config) -> Wording:
-    fallback = config.fallback
-    seconds = round(fallback.retry_after)
-    return Wording(
-        messages={
-            "zh": fallback.message.zh.format(seconds=seconds),
-            "en": fallback.message.en.format(seconds=seconds),
-        },
-        default=fallback.language,
-        finish_reason=fallback.finish_reason,
-        retry_after=seconds,
-        refusal=fallback.structured == "refusal",
-    )

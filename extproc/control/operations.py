@@ -19,10 +19,17 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from extproc.config import Changes, laid_over
+from extproc.config import AdjustmentError, Changes, laid_over
 from extproc.control.audit import Audit, Entry
 from extproc.control.auth import Caller
-from extproc.control.settings import ModeSetting, Settings, SettingsFile, ThresholdSetting
+from extproc.control.settings import (
+    ModeSetting,
+    Settings,
+    SettingsFile,
+    ThresholdSetting,
+    decode,
+    encode,
+)
 from extproc.core.modes import Mode
 
 log = logging.getLogger(__name__)
@@ -43,14 +50,6 @@ class Levers(Protocol):
 
     def adjust(self, changes: Changes) -> None:
         """Lay changes over the configuration file, or raise `AdjustmentError`."""
-        ...
-
-
-class Shared(Protocol):
-    """Settings that several Tidegates have in common."""
-
-    async def publish(self, settings: Settings) -> None:
-        """Tell all others. Raises ConnectionError where that cannot be done now; it is tried again."""
         ...
 
 
@@ -91,10 +90,11 @@ class Operations:
         wall_clock: Callable[[], float],
     ) -> None:
         self.settings = Settings()
-        self.shared: Shared | None = None
+        self.publish: Callable[[], bool] | None = None
+        """Has all other Tidegates told; returns whether there is a way to do so now."""
         self._levers = levers
         self._file = file
-        self._audit = audit
+        self.audit = audit
         self._wall_clock = wall_clock
         self._lock = asyncio.Lock()
         self._begun: set[asyncio.Future[Any]] = set()
@@ -142,14 +142,24 @@ class Operations:
         """Go back to the configuration file's."""
         return await self._in_turn(lambda: self._adjust("thresholds.reset", {}, caller, reason))
 
-    async def adopt(self, settings: Settings) -> None:
-        """Take over what another Tidegate has set, where it counts more."""
+    async def adopt(self, document: bytes) -> None:
+        """Take over what another Tidegate has set, where it counts more.
+
+        Thresholds that its configuration allows and ours does not are left out, and told in the log.
+        """
+        settings = decode(document)
 
         async def take_over() -> None:
-            if settings.newer_than(self.settings):
+            if settings.rank <= self.settings.rank:
+                return
+            try:
                 self._apply(settings)
-                log.info("settings adopted", extra=_told(settings))
-                await self._save()
+            except AdjustmentError as error:
+                log.error("thresholds cannot be adopted", extra={"why": str(error)})
+                mine = self.settings.thresholds
+                self._apply(msgspec.structs.replace(settings, thresholds=mine))
+            log.info("settings adopted", extra=_told(settings))
+            await self._save()
 
         await self._in_turn(take_over)
 
@@ -190,9 +200,9 @@ class Operations:
         before = self.settings
         after = msgspec.structs.replace(settings, revision=before.revision + 1)
         effect = self._apply(after)
-        warnings = [await self._save(), await self._publish()]
-        if self._audit is not None:
-            warnings.append(await self._audit.record(entry))
+        warnings = [self._publish(), await self._save()]
+        if self.audit is not None:
+            warnings.append(await self.audit.record(entry))
         return Changed(before, after, effect, tuple(each for each in warnings if each))
 
     def _apply(self, settings: Settings) -> Effect:
@@ -219,15 +229,14 @@ class Operations:
             return f"a restart would forget this: the settings cannot be written ({error.strerror})"
         return None
 
-    async def _publish(self) -> str | None:
-        if self.shared is None:
+    def mine(self) -> tuple[str, bytes]:
+        """Return what all Tidegates should know of, and its rank."""
+        return self.settings.rank, encode(self.settings)
+
+    def _publish(self) -> str | None:
+        if self.publish is None or self.publish():
             return None
-        try:
-            await self.shared.publish(self.settings)
-        except ConnectionError as error:
-            log.warning("settings not shared yet", extra={"error": type(error).__name__})
-            return "the other Tidegates do not know of this yet: Redis cannot be reached"
-        return None
+        return "the other Tidegates do not know of this yet: Redis cannot be reached"
 
     def _entry(
         self, caller: Caller, action: str, before: object, after: object, reason: str

@@ -21,7 +21,7 @@ import grpc
 from grpc import aio
 
 from extproc import __version__
-from extproc.config import Config, ConfigError, Problem, Role, load_tokens
+from extproc.config import AdjustmentError, Config, ConfigError, Problem, Role, load_tokens
 from extproc.control.audit import Audit
 from extproc.control.auth import Callers, Guard
 from extproc.control.levers import Levers
@@ -73,6 +73,32 @@ _LARGEST_MESSAGE = 4 << 20
 _GRACE_SECONDS = 1.0
 
 
+def make_operations(config: Config, levers: Levers, wall_clock: Callable[[], float]) -> Operations:
+    """Return the operations of a Tidegate, with what was set restored.
+
+    Where there is no control API, others may set what is in force here; nothing of it is kept.
+
+    Raises:
+        ConfigError: a file of the control API cannot be used.
+    """
+    directory = config.control.directory
+    if not config.control.enabled:
+        return Operations(levers, file=None, audit=None, wall_clock=wall_clock)
+    _prepare(directory)
+    kept = directory / "settings.json"
+    operations = Operations(
+        levers,
+        file=SettingsFile(kept),
+        audit=Audit(directory / "audit.jsonl"),
+        wall_clock=wall_clock,
+    )
+    try:
+        operations.restore()
+    except (UnreadableSettingsError, AdjustmentError) as error:
+        raise _unusable(kept, str(error)) from error
+    return operations
+
+
 class ControlRoom:
     """The control API of one Tidegate.
 
@@ -85,6 +111,7 @@ class ControlRoom:
         self,
         config: Config,
         levers: Levers,
+        operations: Operations,
         recorder: Recorder,
         *,
         pools: Mapping[str, Pool],
@@ -93,27 +120,11 @@ class ControlRoom:
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
-        """Restore what was set and bring it into force.
-
-        Raises:
-            ConfigError: a file of the control API cannot be used.
-        """
+        """Raises ConfigError where the token file cannot be used."""
         self._config = config
         self._callers = Callers(load_tokens(config), _certificates(config))
-        directory = config.control.directory
-        _prepare(directory)
-        self._audit = Audit(directory / "audit.jsonl")
+        self.operations = operations
         self.recorder = recorder
-        self.operations = Operations(
-            levers,
-            file=SettingsFile(directory / "settings.json"),
-            audit=self._audit,
-            wall_clock=wall_clock,
-        )
-        try:
-            self.operations.restore()
-        except (UnreadableSettingsError, ValueError) as error:
-            raise _unusable(directory / "settings.json", str(error)) from error
         self._draining = False
         self._reports = LoadReportService(pools, heard, clock)
         self._levers = levers
@@ -177,7 +188,10 @@ class ControlRoom:
                 DecisionService(self.recorder),
             ),
             (load_reports_pb2_grpc.add_LoadReportServiceServicer_to_server, self._reports),
-            (audit_pb2_grpc.add_AuditServiceServicer_to_server, AuditService(self._audit)),
+            (
+                audit_pb2_grpc.add_AuditServiceServicer_to_server,
+                AuditService(self.operations.audit),
+            ),
             (
                 callers_pb2_grpc.add_CallerServiceServicer_to_server,
                 CallerService(self._callers),

@@ -49,10 +49,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     mode: ModeSetting = ModeSetting()
     thresholds: ThresholdSetting = ThresholdSetting()
 
-    def newer_than(self, other: Settings) -> bool:
-        """Say whether this counts and not the other."""
-        mine = (self.revision, max(self.mode.at, self.thresholds.at))
-        return mine > (other.revision, max(other.mode.at, other.thresholds.at))
+    @property
+    def rank(self) -> str:
+        """What settings are compared by, as text: the higher ones count."""
+        microseconds = round(1e6 * max(self.mode.at, self.thresholds.at))
+        return f"{self.revision:015d} {microseconds:020d}"
 
 
 class UnreadableSettingsError(RuntimeError):

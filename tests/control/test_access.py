@@ -153,7 +153,7 @@ async def test_a_fault_of_ours_is_told_by_its_kind_and_place(
     def broken(_: object) -> None:
         raise ValueError("with what the caller" + " sent")
 
-    monkeypatch.setattr(served.room._audit, "newest", broken)
+    monkeypatch.setattr(served.room.operations.audit, "newest", broken)
 
     code = await call(await served.as_("viewer"), "/tidegate.v1.AuditService/ListAudit")
 

@@ -333,9 +333,9 @@ async def test_others_settings_are_taken_over_where_they_count_more(operations: 
     ours = made.settings
     later = ModeSetting(mode=Mode.SHADOW, by="bob", at=2000.0)
 
-    await made.adopt(Settings(revision=1, mode=ModeSetting(mode=Mode.NORMAL, at=999.0)))
+    await made.adopt(encode(Settings(revision=1, mode=ModeSetting(mode=Mode.NORMAL, at=999.0))))
     assert made.settings == ours
-    await made.adopt(msgspec.structs.replace(ours, mode=later))
+    await made.adopt(encode(msgspec.structs.replace(ours, mode=later)))
     assert (made.settings.mode, levers.moves) == (later, ["protect", "shadow"])
 
     again, levers = operations()

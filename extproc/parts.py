@@ -1,0 +1,193 @@
+"""The parts of a Tidegate, each made from what the configuration says of it.
+
+Rule this module keeps: every part is made here alone and knows nothing of the others; `app` connects
+them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from extproc.config import (
+    Config,
+    ConfigError,
+    Problem,
+    agent_policy,
+    load_keys,
+    load_ticket_key,
+)
+from extproc.core.agents.rules import Agents
+from extproc.core.breaker import Breaker, Rules
+from extproc.core.capacity import Pool
+from extproc.core.classes import ServiceClass
+from extproc.core.controller import Line
+from extproc.core.queue import Queue, QueueLimits
+from extproc.core.reasons import ReplyOverride, ReplyRules
+from extproc.core.tickets import Tickets
+from extproc.edge.agent_identity import SOURCES
+from extproc.edge.agents import AgentDesk
+from extproc.edge.identity import FromApiKey, FromHeader, FromMetadata, IdentitySource
+from extproc.edge.in_flight import AnswerRules
+from extproc.edge.pump import Pump
+from extproc.edge.responder import Routing
+from extproc.edge.wording import Wording
+from extproc.quota.errors import QuotaError
+from extproc.sharing.room import Sharing
+from extproc.telemetry.decision_log import DecisionLog
+
+if TYPE_CHECKING:
+    from extproc.quota.outbox import Outbox
+
+
+def sharing(
+    config: Config,
+    pools: Mapping[str, Pool],
+    outbox: Outbox | None,
+    clock: Callable[[], float],
+    rng: random.Random,
+) -> Sharing | None:
+    """Return what is shared with other Tidegates, or None where nothing is."""
+    if config.state.redis is None:
+        return None
+    return Sharing(
+        config.state.redis,
+        f"{rng.getrandbits(64):016x}",
+        pools,
+        outbox=outbox,
+        clock=clock,
+        wall_clock=time.time,
+        rng=rng,
+    )
+
+
+def id_source(rng: random.Random) -> Callable[[], str]:
+    """Return a source of ids: unique over processes by a random prefix, here by a count."""
+    prefix = f"{rng.getrandbits(48):012x}"
+    numbers = itertools.count(1)
+    return lambda: f"{prefix}{next(numbers):08x}"
+
+
+def desk(config: Config, clock: Callable[[], float], pump: Pump) -> AgentDesk | None:
+    """Return what keeps the runs of agents, or None where they are not limited."""
+    policy = agent_policy(config)
+    if config.agents is None or policy is None:
+        return None
+    return AgentDesk(
+        Agents(policy),
+        [SOURCES[place] for place in config.agents.identity],
+        default_tenant=config.identity.default_tenant,
+        clock=clock,
+        bell=pump.ring,
+    )
+
+
+def decision_log(config: Config) -> DecisionLog | None:
+    """Return the decision log, or None. Raises ConfigError where it cannot be written to."""
+    settings = config.decision_log
+    if settings is None:
+        return None
+    try:
+        return DecisionLog(settings.file, max_bytes=settings.max_size, keep=settings.keep)
+    except OSError as error:
+        problem = Problem(None, "decision_log.file", "", f"cannot be written: {error.strerror}")
+        raise ConfigError(settings.file, (problem,)) from error
+
+
+def breaker(config: Config) -> Breaker | None:
+    """Return the output breaker, or None."""
+    rules = config.breaker
+    return None if rules is None else Breaker(Rules(**rules.model_dump()))
+
+
+def outbox(config: Config) -> Outbox | None:
+    """Return the way to the ledger, or None where no plan has a quota."""
+    if all(plan.quota is None for plan in config.plans.values()):
+        return None
+    try:
+        from extproc.quota.opening import make_outbox  # 25 MiB that others have no use for
+    except ModuleNotFoundError as error:
+        raise QuotaError(
+            "a plan has a quota, which needs a ledger: pip install 'tidegate[quota]'"
+        ) from error
+    return make_outbox(config, time.time)
+
+
+def lines(config: Config, classes: Sequence[ServiceClass]) -> dict[str, Line]:
+    """Return the line before each pool. Raises ConfigError where the ticket key cannot be used."""
+    key = load_ticket_key(config) or secrets.token_bytes(32)
+    tickets = config.tickets
+    return {
+        name: Line(
+            queue=Queue(QueueLimits(pool.queue.max_calls, pool.queue.max_bytes), classes),
+            tickets=Tickets(key, window=tickets.window),
+            reserve=tickets.reserve,
+        )
+        for name, pool in config.pools.items()
+    }
+
+
+def routing(config: Config) -> Routing:
+    """Return which pool serves which model."""
+    names = {name: name for name in config.pools}
+    aliases = {alias: name for name, pool in config.pools.items() for alias in pool.aliases}
+    return Routing(
+        pools={**names, **aliases},
+        default="*" if "*" in config.pools else next(iter(config.pools), None),
+        priorities=frozenset(
+            name for name, pool in config.pools.items() if pool.scheduling_policy == "priority"
+        ),
+        name_pool=len(config.pools) > 1,
+    )
+
+
+def sources(config: Config) -> tuple[IdentitySource, ...]:
+    """Return who is asked who calls. Raises ConfigError where a key file cannot be used."""
+    sources: list[IdentitySource] = []
+    keys = load_keys(config)
+    for source in config.identity.sources:
+        if source.metadata is not None:
+            sources.append(FromMetadata(source.metadata.filter, source.metadata.path))
+        elif source.header is not None:
+            sources.append(FromHeader(source.header.name, trusted=source.header.trusted))
+        else:
+            sources.append(FromApiKey(keys))
+    return tuple(sources)
+
+
+def reply_rules(config: Config) -> ReplyRules:
+    """Return how refused calls are answered."""
+    return ReplyRules(
+        tuple(
+            ReplyOverride(each.reason, each.class_, each.tenant, each.kind, each.status)
+            for each in config.fallback.overrides
+        )
+    )
+
+
+def answer_rules(config: Config) -> AnswerRules:
+    """Return what is done about answers."""
+    return AnswerRules(
+        replaced=frozenset(map(str, config.fallback.engine_statuses)),
+        read_usage=config.envoy.usage_source == "ext_proc",
+    )
+
+
+def wording(config: Config) -> Wording:
+    """Return the words that refused callers read."""
+    fallback = config.fallback
+    seconds = round(fallback.retry_after)
+    return Wording(
+        messages={
+            "zh": fallback.message.zh.format(seconds=seconds),
+            "en": fallback.message.en.format(seconds=seconds),
+        },
+        default=fallback.language,
+        finish_reason=fallback.finish_reason,
+        retry_after=seconds,
+        refusal=fallback.structured == "refusal",
+    )
