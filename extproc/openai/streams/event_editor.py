@@ -2,7 +2,7 @@
 
 Rules, beside those of `editor`:
 - An event is passed on as soon as it is complete, in the order in which it came. One that may hold
-  the beginning of a stop word waits until that is decided, and all behind it.
+  the beginning of a stop word waits until that is decided, and all behind it, up to ``MOST_HELD``.
 - Each text is stopped by itself. The stream ends with the last one, if it was we who stopped that.
 - The chunk that only tells the usage is left out where the client did not ask for it.
 """
@@ -10,6 +10,7 @@ Rules, beside those of `editor`:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
@@ -18,6 +19,9 @@ from extproc.openai.sse import Event, EventReader
 from extproc.openai.streams.dialect import Delta, Dialect
 from extproc.openai.streams.editor import Edit, Editor, Ending
 from extproc.openai.usage import Usage
+
+MOST_HELD: Final = 64
+"""Events; then the one text waits for long, and others should not."""
 
 
 class _Held(msgspec.Struct):
@@ -125,7 +129,14 @@ class EventEditor(Editor):
         if not self._held:
             return raw
         self._held.append(_Held(raw))
-        return b"" if self._pending and not self._dialect.sealed else self._release()
+        return self._decided()
+
+    def _decided(self) -> bytes:
+        """Return what need not wait any more."""
+        waits = self._pending and not self._finished and len(self._held) <= MOST_HELD
+        if waits and not self._dialect.sealed and not self._dialect.done:
+            return b""
+        return self._release()
 
     def _release(self) -> bytes:
         released = b"".join([held.raw for held in self._held])
@@ -144,9 +155,7 @@ class EventEditor(Editor):
                 self._rewrite(held, delta, None, stop)
             elif not sealed:
                 self._look(held, delta)
-        if self._pending and not sealed and not self._finished:
-            return b""
-        return self._release()
+        return self._decided()
 
     def _look(self, held: _Held, delta: Delta) -> None:
         key = delta.key

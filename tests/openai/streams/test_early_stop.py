@@ -82,6 +82,15 @@ def test_what_was_no_stop_word_passes_as_it_came(editor: Make) -> None:
     assert cut_off.feed(b"data: ", end=True) == Edit(say("E") + b"data: ")
 
 
+def test_what_waits_does_not_wait_for_ever(editor: Make) -> None:
+    passing = editor(CHAT, early_stop=WORDS, choices=2)
+    passing.feed(say("E"))
+    others = [passing.feed(say("x", 1)).data for _ in range(70)]
+    assert others.index(say("E") + say("x", 1) * 64) == 63
+    ending = editor(CHAT, early_stop=WORDS)
+    assert [edit.data for edit in fed(ending, say("E"), DONE)] == [b"", say("E") + DONE]
+
+
 def test_what_waits_goes_before_the_end_that_is_asked_for(editor: Make) -> None:
     evicted = editor(CHAT, early_stop=WORDS)
     evicted.feed(say("E"))
