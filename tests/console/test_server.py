@@ -158,6 +158,19 @@ class TestCalling:
         await browser.log_in("admin")
         assert (await browser.post(f"/api/{path}", body)).status == status
 
+    async def test_a_stream_comes_line_by_line(self, browser: Any) -> None:
+        await browser.log_in("viewer")
+        url = f"{browser.origin}/api/DecisionService/WatchDecisions"
+        ours = {"origin": browser.origin}
+        async with asyncio.timeout(10), browser.http.post(url, json={}, headers=ours) as reply:
+            assert reply.content_type == "application/x-ndjson"
+            assert json.loads(await reply.content.readline()) == {"decisions": [], "left_out": 0}
+
+    async def test_a_stream_that_is_refused_is_a_plain_error(self, browser: Any) -> None:
+        await browser.log_in("viewer")
+        wrong = {"limit": 100_000}
+        assert (await browser.post("/api/DecisionService/WatchDecisions", wrong)).status == 400
+
 
 class TestLive:
     async def test_it_brings_what_was_then_what_is(self, browser: Any) -> None:

@@ -150,6 +150,37 @@ async def test_the_switch_closes_p2_at_once_and_the_wallboard_shows_it(
         await expect(rows.nth(1)).to_contain_text("normal → transactions_only")
 
 
+async def test_decisions_are_filtered_and_explained(
+    stand: Any, chromium: Browser, console: str
+) -> None:
+    await stand.show_usage(0.9)
+    assert await reason_of(stand, "marketing") == "kv_watermark"
+    assert await reason_of(stand, "pay") == "admitted"
+    async with opened_page(chromium, console, stand.plan.token) as page:
+        await page.click("nav a[href='#/decisions']")
+        rows = page.locator("tbody tr")
+        await expect(rows.first).to_contain_text("pay")
+        await page.select_option("select[name=service_class]", "P2")
+        await expect(rows.first).to_contain_text("KV watermark")
+        await expect(page.locator(".why")).to_contain_text("Bottleneck")
+
+        await rows.first.locator("button").click()
+        await expect(page.locator("#explanation .told")).to_contain_text("KV")
+        await expect(page.locator("#explanation li.refused")).to_have_count(1)
+        await page.click("#explanation button")
+
+        await page.select_option("#trial select", "P2")
+        await page.fill("#trial input", "5")
+        await page.click("#trial button")
+        await expect(page.locator("#trial .result")).to_contain_text("P2 closing under 5%: 1 more")
+
+        await page.click("text=Live")
+        await expect(page.locator("button[aria-pressed=true]")).to_be_visible()
+        before = await rows.count()
+        await reason_of(stand, "marketing")
+        await expect(rows).to_have_count(before + 1)
+
+
 async def test_thresholds_are_changed_with_a_reason_and_refused_where_they_may_not_be(
     stand: Any, chromium: Browser, console: str
 ) -> None:
@@ -214,7 +245,7 @@ async def test_it_fits_a_wall_a_desk_and_a_phone_in_the_browsers_language(
         await expect(page.locator("#mode")).to_have_text(mode)
         for width in (1920, 1280, 390):
             await page.set_viewport_size({"width": width, "height": 1080})
-            for place in ("board", "thresholds", "audit"):
+            for place in ("board", "decisions", "thresholds", "audit"):
                 await page.click(f"nav a[href='#/{place}']")
                 await expect(page.locator(f"main.{place}")).to_be_visible()
                 wide = await page.evaluate("document.documentElement.scrollWidth")

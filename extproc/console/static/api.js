@@ -9,15 +9,17 @@ export class Refused extends Error {
   }
 }
 
-async function send(path, body) {
+async function send(path, body, signal) {
   let response;
   try {
     response = await fetch(path, {
       method: "POST",
       headers: { "content-type": "application/json" },
       body: JSON.stringify(body),
+      signal,
     });
-  } catch {
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
     throw new Refused("CONSOLE_UNREACHABLE");
   }
   if (response.ok) return response;
@@ -47,9 +49,9 @@ export async function call(method, request = {}) {
   return (await send(`/api/${method}`, request)).json();
 }
 
-// Calls a method that answers bit by bit.
-export async function* stream(method, request = {}) {
-  const response = await send(`/api/${method}`, request);
+// Calls a method that answers bit by bit, until the signal, if there is one, aborts it.
+export async function* stream(method, request = {}, signal = undefined) {
+  const response = await send(`/api/${method}`, request, signal);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {

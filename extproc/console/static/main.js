@@ -4,14 +4,15 @@ import { html, nothing, render } from "./vendor/lit-html.js";
 import { logOut, whoAmI } from "./api.js";
 import { audit } from "./audit.js";
 import { board } from "./board.js";
+import { decisions } from "./decisions.js";
 import { connect, disconnect } from "./live.js";
 import { login } from "./login.js";
 import { changed, onChange, store } from "./store.js";
 import { thresholds } from "./thresholds.js";
 import { t } from "./words.js";
 
-// A page: what it draws, and what it loads when it comes on view.
-const PAGES = { board, thresholds, audit };
+// A page: what it draws, what it loads when it comes on view, and what it ends when it goes.
+const PAGES = { board, decisions, thresholds, audit };
 
 function page() {
   return PAGES[store.route] ?? PAGES.board;
@@ -60,12 +61,14 @@ function speak() {
 
 async function leave() {
   await logOut().catch(() => {});
+  page().leave?.();
   disconnect();
   changed();
 }
 
 function go() {
   const [name, ...rest] = location.hash.replace(/^#\//, "").split("/");
+  page().leave?.();
   store.route = name in PAGES ? name : "board";
   store.dialog = null;
   if (store.me) page().enter?.(...rest.map(decodeURIComponent));

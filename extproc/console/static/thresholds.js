@@ -3,8 +3,9 @@
 
 import { html, nothing } from "./vendor/lit-html.js";
 import { call } from "./api.js";
+import { ask } from "./ask.js";
 import { number, percent } from "./format.js";
-import { changed, may, notify, store } from "./store.js";
+import { changed, may } from "./store.js";
 import { t, trouble } from "./words.js";
 
 const RATIO = { min: 0, max: 1, step: "any" };
@@ -69,7 +70,7 @@ function draw() {
     <p class=${problem ? "trouble" : ""}>${problem ? trouble(problem) : t("form.loading")}</p></section>`;
   const edited = Object.keys(edits).length > 0;
   return html`
-    <form class="panel" id="thresholds" @submit=${ask}>
+    <form class="panel" id="thresholds" @submit=${askChange}>
       <h1>${t("thresholds.title")}</h1>
       ${table("classes", t("thresholds.class"), now.classes, FIELDS)}
       ${table("pools", t("thresholds.pool"), now.pools, POOL_FIELDS)}
@@ -81,49 +82,32 @@ function draw() {
     </form>`;
 }
 
-function ask(event) {
+function askChange(event) {
   event.preventDefault();
-  open(false);
-}
-
-function askReset() {
-  open(true);
-}
-
-function open(resets) {
-  store.dialog = { view: confirmation, resets, reason: "", busy: false, problem: null };
-  changed();
-}
-
-function confirmation() {
-  const { resets, reason, busy, problem: refused } = store.dialog;
   const change = ([key, value]) => {
     const [section, name, field] = key.split("/");
     const before = now[section].find((each) => each.name === name)[field];
     return html`<li><b>${name}</b> ${t(`thresholds.${field}`)}: ${shown(field, before)} → <b>${shown(field, value)}</b></li>`;
   };
-  return html`
-    <form id="thresholds-confirm" @submit=${apply}>
-      <h2>${t(resets ? "thresholds.confirmReset" : "thresholds.confirm")}</h2>
-      <ul>${resets ? now.changed.map((each) => html`<li><code>${each}</code></li>`) : Object.entries(edits).map(change)}</ul>
-      <label>${t("form.reason")}
-        <textarea name="reason" required maxlength="1000" rows="2" .value=${reason}
-          @input=${(event) => set({ reason: event.target.value })}></textarea></label>
-      <p class="hint">${t("form.as", { who: store.me.who, role: t(`role.${store.me.role}`) })}</p>
-      ${refused ? html`<p role="alert" class="trouble">${trouble(refused)}</p>` : nothing}
-      <footer><button type="button" class="quiet" @click=${close}>${t("form.cancel")}</button>
-        <button class="act danger" ?disabled=${busy || !reason.trim()}>${t(resets ? "thresholds.doReset" : "thresholds.do")}</button></footer>
-    </form>`;
+  ask({
+    id: "thresholds-confirm", title: t("thresholds.confirm"), act: t("thresholds.do"),
+    content: html`<ul>${Object.entries(edits).map(change)}</ul>`,
+    apply: async (reason) => inForce(await call("ThresholdService/SetThresholds", request(reason))),
+  });
 }
 
-function set(values) {
-  Object.assign(store.dialog, values);
-  changed();
+function askReset() {
+  ask({
+    id: "thresholds-confirm", title: t("thresholds.confirmReset"), act: t("thresholds.doReset"),
+    content: html`<ul>${now.changed.map((each) => html`<li><code>${each}</code></li>`)}</ul>`,
+    apply: async (reason) => inForce(await call("ThresholdService/ResetThresholds", { reason })),
+  });
 }
 
-function close() {
-  store.dialog = null;
-  changed();
+function inForce({ after, warnings }) {
+  now = after;
+  edits = {};
+  return { text: t("thresholds.done"), warnings };
 }
 
 function request(reason) {
@@ -133,24 +117,6 @@ function request(reason) {
     (asked[section][name] ??= { name })[field] = value;
   }
   return { classes: Object.values(asked.classes), pools: Object.values(asked.pools), reason };
-}
-
-async function apply(event) {
-  event.preventDefault();
-  const asked = store.dialog;
-  set({ busy: true, problem: null });
-  try {
-    const done = asked.resets
-      ? await call("ThresholdService/ResetThresholds", { reason: asked.reason })
-      : await call("ThresholdService/SetThresholds", request(asked.reason));
-    now = done.after;
-    edits = {};
-    const told = [t("thresholds.done"), ...done.warnings.map((text) => t("form.warning", { text }))];
-    notify(told.join(" "), done.warnings.length ? "warn" : "done");
-    if (store.dialog === asked) close();
-  } catch (refused) {
-    if (store.dialog === asked) set({ busy: false, problem: refused });
-  }
 }
 
 export const thresholds = { draw, enter: load };

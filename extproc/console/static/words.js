@@ -129,6 +129,57 @@ const WORDS = {
   "reason.unmanaged": ["unmanaged", "未纳管"],
   "reason.waiting": ["waiting", "排队中"],
 
+  "verdict.admit": ["admitted", "放行"],
+  "verdict.shed": ["turned away", "拒绝"],
+  "verdict.reject": ["rejected", "驳回"],
+  "verdict.wait": ["waits", "排队"],
+
+  "scarce.kv_cache": ["KV cache", "KV 缓存"],
+  "scarce.concurrency": ["concurrency", "并发"],
+  "scarce.prefill": ["prefill", "提示词处理"],
+  "scarce.endpoints": ["endpoints", "推理节点"],
+  "scarce.mode": ["mode", "运维模式"],
+  "scarce.request": ["request limits", "请求限制"],
+  "scarce.agents": ["agents", "智能体"],
+  "scarce.breaker": ["output breaker", "输出熔断"],
+  "scarce.rate": ["rate", "速率"],
+  "scarce.quota": ["quota", "配额"],
+  "scarce.queue": ["queue", "排队"],
+  "scarce.engine": ["engine", "推理引擎"],
+
+  "decisions.title": ["Decisions", "决策"],
+  "decisions.summary": ["What was turned away, and why", "拒绝了什么，为什么"],
+  "decisions.counted": ["{n} decisions: {admitted} admitted, {refused} turned away.", "共 {n} 次决策：放行 {admitted}，拒绝 {refused}。"],
+  "decisions.long": ["Prompts over {n} tokens made {p} of all prompt tokens.", "超过 {n} 令牌的长提示词占全部提示词令牌的 {p}。"],
+  "decisions.by_reason": ["Why", "原因"],
+  "decisions.bottlenecks": ["Bottleneck", "瓶颈"],
+  "decisions.by_class": ["Class", "等级"],
+  "decisions.by_tenant": ["Tenant", "租户"],
+  "decisions.by_task": ["Task", "任务"],
+  "decisions.whatif": ["What if class", "假设等级"],
+  "decisions.close": ["closed under (% free)", "低于此空闲率关闭（%）"],
+  "decisions.try": ["Try", "推演"],
+  "decisions.instead": ["{name} closing under {close}: {admitted} more admitted, {refused} more turned away, {same} as they were. Call by call; what more calls would have taken is not counted.",
+    "{name} 低于 {close} 关闭：多放行 {admitted}，多拒绝 {refused}，{same} 次不变。逐个推演，不计多放行的请求占用的容量。"],
+  "decisions.service_class": ["Class", "等级"],
+  "decisions.class": ["Class", "等级"],
+  "decisions.verdict": ["Verdict", "结论"],
+  "decisions.reason": ["Reason", "原因"],
+  "decisions.tenant": ["Tenant", "租户"],
+  "decisions.task": ["Task", "任务"],
+  "decisions.at": ["When", "时间"],
+  "decisions.decided": ["Value / limit", "数值 / 阈值"],
+  "decisions.free": ["Free", "空闲率"],
+  "decisions.prompt": ["Prompt", "提示词"],
+  "decisions.waited": ["Waited", "已等待"],
+  "decisions.explain": ["", ""],
+  "decisions.id": ["Explain an id", "按编号解释"],
+  "decisions.all": ["all", "全部"],
+  "decisions.live": ["Live", "实时"],
+  "decisions.why": ["Why?", "为什么？"],
+  "decisions.none": ["No decision is remembered that matches.", "没有符合条件的决策。"],
+  "decisions.left": ["{n} more were made than are shown.", "另有 {n} 次决策未显示。"],
+
   "audit.title": ["What was changed", "变更记录"],
   "audit.who": ["Who", "操作人"],
   "audit.what": ["What", "操作"],
@@ -167,13 +218,14 @@ export function t(key, values = {}) {
   return text.replace(/\{(\w+)\}/g, (_, name) => values[name]);
 }
 
-export function known(key) {
+function known(key) {
   return key in WORDS;
 }
 
-// What to say of a refusal: our words where we have some, else those of the control API.
+// What to say of a refusal: our words where we have some, and the control API's where it says more.
 export function trouble(error) {
   const key = `error.${error.code}`;
   const ours = known(key) ? t(key) : "";
-  return error.code === error.message ? ours || error.message : [ours, error.message].filter(Boolean).join(" ");
+  const theirs = error.message === error.code || error.code === "UNIMPLEMENTED" ? "" : error.message;
+  return [ours, theirs].filter(Boolean).join(" ") || error.message;
 }
