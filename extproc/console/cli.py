@@ -92,7 +92,9 @@ async def _serve(
         api = ControlApi(channel)
         watch = Watch(api, token)
         application = Server(api, watch, Guard(ours)).application()
-        runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
+        runner = web.AppRunner(
+            application, access_log=None, shutdown_timeout=1.0, handler_cancellation=True
+        )
         await runner.setup()
         try:
             await web.SockSite(runner, listener, ssl_context=tls).start()

@@ -6,15 +6,17 @@ import asyncio
 import contextlib
 import socket
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import grpc
 import pytest
 from aiohttp import web
+from grpc import aio
 
 from extproc import app
 from extproc.config import Role, parse
@@ -24,6 +26,7 @@ from extproc.console.server import Server
 from extproc.console.watch import Watch
 from extproc.control.auth import token_line
 from extproc.control.client import Access, connect
+from extproc.control.pb import decisions_pb2
 
 CONFIG = """\
 listen: {{control: "unix://{directory}/control.sock"}}
@@ -31,6 +34,9 @@ control: {{tokens: {directory}/tokens.yaml, directory: {directory}/kept}}
 tenants: {{pay: {{class: P0}}, marketing: {{class: P2}}}}
 pools: {{qwen: {{endpoints: {{static: ["127.0.0.1:9"]}}, max_concurrency: 4}}}}
 """
+
+PROXY = "https://board.example"
+"""Where browsers find the console, too: a proxy that speaks TLS."""
 
 
 class Clock:
@@ -50,6 +56,8 @@ class Browser:
     origin: str
     http: aiohttp.ClientSession
     clock: Clock
+    api: ControlApi
+    stop: Callable[[], Awaitable[None]]
 
     async def post(self, path: str, body: object = None, **headers: str) -> aiohttp.ClientResponse:
         """Send JSON as our own page does; ``None`` takes a header away."""
@@ -92,7 +100,7 @@ async def browser(clock: Clock) -> AsyncIterator[Browser]:
         port = listener.getsockname()[1]
         api = ControlApi(channel)
         watch = Watch(api, "viewer")
-        guard = Guard(origins("127.0.0.1", port, encrypted=False, url=None))
+        guard = Guard(origins("127.0.0.1", port, encrypted=False, url=PROXY))
         runner = web.AppRunner(Server(api, watch, guard, clock).application(), shutdown_timeout=1)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
@@ -101,7 +109,26 @@ async def browser(clock: Clock) -> AsyncIterator[Browser]:
         stack.push_async_callback(_stop, watching)
         cookies = aiohttp.CookieJar(unsafe=True)  # addresses are hosts, too
         http = await stack.enter_async_context(aiohttp.ClientSession(cookie_jar=cookies))
-        yield Browser(f"http://127.0.0.1:{port}", http, clock)
+        yield Browser(f"http://127.0.0.1:{port}", http, clock, api, runner.cleanup)
+
+
+@pytest.fixture
+def failing(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Any], None]:
+    """Let a method of the console's `ControlApi` fail with a status: ``failing("caller", code)``."""
+
+    def fail(name: str, code: grpc.StatusCode) -> None:
+        error = aio.AioRpcError(code, aio.Metadata(), aio.Metadata(), details="as the test wants")
+
+        async def call(*_: object) -> Any:
+            raise error
+
+        async def stream(*_: object) -> AsyncIterator[Any]:
+            yield decisions_pb2.WatchDecisionsResponse(left_out=7)
+            raise error
+
+        monkeypatch.setattr(browser.api, name, stream if name == "stream" else call)
+
+    return fail
 
 
 async def _stop(task: asyncio.Future[None]) -> None:

@@ -8,6 +8,7 @@ from http.cookies import SimpleCookie
 from typing import Any
 
 import aiohttp
+import grpc
 import pytest
 from yarl import URL
 
@@ -40,6 +41,13 @@ class TestLoggingIn:
         assert "operator" not in cookie.value
         assert len(cookie.value) == 43
 
+    async def test_behind_a_proxy_with_tls_the_cookie_never_leaves_it(self, browser: Any) -> None:
+        proxy = {"host": "board.example", "origin": "https://board.example"}
+        reply = await browser.post("/api/login", {"token": "viewer"}, **proxy)
+        assert SimpleCookie(reply.headers["set-cookie"])[COOKIE]["secure"] is True
+        mixed = {"host": "board.example", "origin": browser.origin}
+        assert (await browser.post("/api/login", {"token": "viewer"}, **mixed)).status == 403
+
     @pytest.mark.parametrize("token", ["", "guess", "pod", "x" * 2000, "a\nb", "密钥", 5, None])
     async def test_nobody_else_gets_in(self, browser: Any, token: object) -> None:
         reply = await browser.log_in(token)
@@ -54,6 +62,14 @@ class TestLoggingIn:
         assert (refused.status, refused.headers["retry-after"]) == (429, "7")
         browser.clock.now += 60
         assert (await browser.log_in("viewer")).status == 200
+
+    async def test_nobody_has_failed_where_tidegate_cannot_be_asked(
+        self, browser: Any, failing: Any
+    ) -> None:
+        failing("caller", grpc.StatusCode.UNAVAILABLE)
+        replies = [await browser.log_in("viewer") for _ in range(8)]
+        assert {each.status for each in replies} == {503}
+        assert (await replies[0].json())["error"] == "UNAVAILABLE"
 
     async def test_a_new_one_ends_the_old_one_and_leaving_ends_it(self, browser: Any) -> None:
         await browser.log_in("viewer")
@@ -171,6 +187,39 @@ class TestCalling:
         wrong = {"limit": 100_000}
         assert (await browser.post("/api/DecisionService/WatchDecisions", wrong)).status == 400
 
+    async def test_a_stream_that_breaks_says_so_in_its_last_line(
+        self, browser: Any, failing: Any
+    ) -> None:
+        await browser.log_in("viewer")
+        failing("stream", grpc.StatusCode.UNAVAILABLE)
+        reply = await browser.post("/api/DecisionService/WatchDecisions")
+        assert [json.loads(line) for line in (await reply.text()).splitlines()] == [
+            {"decisions": [], "left_out": 7},
+            {"error": "UNAVAILABLE", "detail": "as the test wants"},
+        ]
+
+    @pytest.mark.parametrize(
+        ("code", "status"),
+        [
+            (grpc.StatusCode.UNAUTHENTICATED, 401),
+            (grpc.StatusCode.NOT_FOUND, 404),
+            (grpc.StatusCode.ABORTED, 409),
+            (grpc.StatusCode.UNIMPLEMENTED, 501),
+            (grpc.StatusCode.DEADLINE_EXCEEDED, 504),
+            (grpc.StatusCode.INTERNAL, 502),
+        ],
+    )
+    async def test_refusals_have_http_s_own_status(
+        self, browser: Any, failing: Any, code: grpc.StatusCode, status: int
+    ) -> None:
+        await browser.log_in("viewer")
+        failing("call", code)
+        assert (await browser.post("/api/ModeService/GetMode")).status == status
+        me = await (await browser.get("/api/me")).json()
+        assert (me is None) == (status == 401), (
+            "a token that is not known any more ends the session"
+        )
+
 
 class TestLive:
     async def test_it_brings_what_was_then_what_is(self, browser: Any) -> None:
@@ -194,3 +243,29 @@ class TestLive:
             while (message := await socket.receive()).type is not aiohttp.WSMsgType.CLOSE:
                 continue
             assert message.data == 4401
+
+    @pytest.mark.parametrize(
+        ("code", "ends"),
+        [(grpc.StatusCode.UNAUTHENTICATED, True), (grpc.StatusCode.UNAVAILABLE, False)],
+    )
+    async def test_it_ends_where_the_token_is_taken_back(
+        self, browser: Any, failing: Any, code: grpc.StatusCode, ends: bool
+    ) -> None:
+        await browser.log_in("viewer")
+        failing("caller", code)
+        async with browser.live() as socket, asyncio.timeout(10):
+            browser.clock.now += 61
+            kinds = [(await socket.receive()).type for _ in range(3)]
+        assert (aiohttp.WSMsgType.CLOSE in kinds) == ends
+
+    async def test_it_is_closed_when_the_console_stops(self, browser: Any) -> None:
+        await browser.log_in("viewer")
+        async with browser.live() as socket, asyncio.timeout(10):
+            await browser.stop()
+            while (message := await socket.receive()).type is not aiohttp.WSMsgType.CLOSE:
+                continue
+            assert message.data == aiohttp.WSCloseCode.GOING_AWAY
+
+
+async def test_it_is_alive(browser: Any) -> None:
+    assert (await browser.get("/healthz")).status == 200
