@@ -7,8 +7,7 @@ import { familyOf, FAMILIES } from "./reasons.js";
 import { t } from "./words.js";
 
 const MINUTES = 15;
-const GAP = 3; // seconds without a point: the line breaks
-const BIN = 5; // seconds that one bar tells of
+const BIN = 5; // seconds that one bar, or one point of a line, tells of
 
 class Chart extends HTMLElement {
   connectedCallback() {
@@ -44,20 +43,32 @@ function timeTicks(now, x, y) {
       ${ago ? `−${t("board.minutes", { n: ago })}` : t("board.now")}</text>`);
 }
 
-function line(points, pick, x, y) {
-  let path = "";
-  let before = null;
+// Runs of bars' worth of a value, each with its mean and its extremes; a run ends where nothing is known.
+function runs(points, pick) {
+  const found = [];
   for (const point of points) {
     const value = pick(point);
-    if (value === null) {
-      before = null;
-      continue;
+    if (value === null) continue;
+    const at = point[0] - (point[0] % BIN);
+    let bin = found.at(-1)?.at(-1);
+    if (bin?.at !== at) {
+      const follows = bin !== undefined && at - bin.at === BIN;
+      bin = { at, sum: 0, count: 0, low: value, high: value };
+      if (follows) found.at(-1).push(bin);
+      else found.push([bin]);
     }
-    const draws = before !== null && point[0] - before <= GAP;
-    path += `${draws ? "L" : "M"}${x(point[0]).toFixed(1)} ${y(value).toFixed(1)}`;
-    before = point[0];
+    bin.sum += value;
+    bin.count += 1;
+    bin.low = Math.min(bin.low, value);
+    bin.high = Math.max(bin.high, value);
   }
-  return path;
+  return found;
+}
+
+const mean = (bin) => bin.sum / bin.count;
+
+function path(bins, pick, x, y) {
+  return bins.map((bin) => `${x(bin.at + BIN / 2).toFixed(1)} ${y(pick(bin)).toFixed(1)}`).join("L");
 }
 
 // The free ratio over time, with the marks at which classes close. The scale is that of square roots,
@@ -65,36 +76,48 @@ function line(points, pick, x, y) {
 class FreeChart extends Chart {
   picture(width, height, rem) {
     const { points, classes, tightening, now } = this.given;
-    const [left, right, top, bottom] = [3 * rem, width - 0.4 * rem, 0.7 * rem, height - 1.5 * rem];
+    const [left, right, top, bottom] = [3 * rem, width - 5 * rem, 0.7 * rem, height - 1.5 * rem];
     const x = timeScale(now, left, right);
     const y = (free) => bottom - Math.sqrt(Math.min(1, Math.max(0, free))) * (bottom - top);
-    const predicted = line(points, (each) => each[2], x, y);
-    const observed = line(points, (each) => each[1], x, y);
-    const known = points.filter((each) => each[2] !== null);
-    const water = known.length
-      ? `M${x(known[0][0])} ${bottom}` + known.map((each) => `L${x(each[0]).toFixed(1)} ${y(each[2]).toFixed(1)}`).join("") + `L${x(known.at(-1)[0])} ${bottom}Z`
-      : "";
-    const marks = classes.filter((each) => each.close > 0).map((each) => {
-      const close = Math.min(1, each.close * tightening);
-      const open = Math.min(1, each.open * tightening);
-      return svg`
-        <rect class="reopening" x=${left} width=${right - left} y=${y(open)} height=${Math.max(0, y(close) - y(open))} />
-        <line class="mark ${each.closed ? "closed" : ""}" x1=${left} x2=${right} y1=${y(close)} y2=${y(close)} />
-        <text class="mark-name ${each.closed ? "closed" : ""}" x=${left + 0.4 * rem} y=${y(close) - 0.35 * rem}>
-          ${t("board.closes", { name: each.name, p: percent(close, 1) })}</text>`;
-    });
+    const predicted = runs(points, (each) => each[2]);
+    const observed = runs(points, (each) => each[1]);
+    const middle = (run) => `M${path(run, mean, x, y)}`;
+    const spread = (run) => `M${path(run, (bin) => bin.high, x, y)}L${path([...run].reverse(), (bin) => bin.low, x, y)}Z`;
+    const water = (run) => `M${x(run[0].at + BIN / 2)} ${bottom}L${path(run, mean, x, y)}L${x(run.at(-1).at + BIN / 2)} ${bottom}Z`;
     const grid = [0, 0.05, 0.2, 0.5, 1].map((free) => svg`
       <line class="grid" x1=${left} x2=${right} y1=${y(free)} y2=${y(free)} />
       <text class="tick" x=${left - 0.4 * rem} y=${y(free) + 0.3 * rem} text-anchor="end">${percent(free)}</text>`);
     return svg`
       <title>${t("board.waterline")}</title>
       ${grid}
-      <path class="water" d=${water} />
-      ${marks}
-      <path class="observed" d=${observed} />
-      <path class="predicted" d=${predicted} />
+      ${predicted.map((run) => svg`<path class="water" d=${water(run)} /><path class="spread" d=${spread(run)} />`)}
+      ${marks(classes, tightening).map((mark) => drawMark(mark, left, right, y, rem))}
+      ${observed.map((run) => svg`<path class="observed" d=${middle(run)} />`)}
+      ${predicted.map((run) => svg`<path class="predicted" d=${middle(run)} />`)}
       ${timeTicks(now, x, height - 0.25 * rem)}`;
   }
+}
+
+// Where classes close; those that close at the same mark share it.
+function marks(classes, tightening) {
+  const found = new Map();
+  for (const each of classes.filter(({ close }) => close > 0)) {
+    const close = Math.min(1, each.close * tightening);
+    const mark = found.get(close) ?? { close, open: 0, names: [], closed: false };
+    mark.names.push(each.name);
+    mark.open = Math.max(mark.open, Math.min(1, each.open * tightening));
+    mark.closed ||= each.closed;
+    found.set(close, mark);
+  }
+  return [...found.values()];
+}
+
+function drawMark({ close, open, names, closed }, left, right, y, rem) {
+  const kind = closed ? "closed" : "";
+  return svg`
+    <rect class="reopening" x=${left} width=${right - left} y=${y(open)} height=${Math.max(0, y(close) - y(open))} />
+    <line class="mark ${kind}" x1=${left} x2=${right} y1=${y(close)} y2=${y(close)} />
+    <text class="mark-name ${kind}" x=${right + 0.4 * rem} y=${y(close) + 0.33 * rem}>${names.join(" ")} ${percent(close, 1)}</text>`;
 }
 
 // What one class was answered, bar by bar: admitted below, turned away above it by why; and under the
