@@ -31,10 +31,6 @@ class Period:
     starts: int
     ends: int
 
-    def left(self, at: float) -> float:
-        """Return the share of the period that is still to come, 0..1."""
-        return min(1.0, max(0.0, (self.ends - at) / (self.ends - self.starts)))
-
 
 def period_at(kind: PeriodKind, zone: ZoneInfo, at: float) -> Period:
     """Return the period that an instant lies in.

@@ -34,9 +34,16 @@ class QuotaPlan:
         """Return the period that an instant, in seconds since 1970, lies in."""
         return period_at(self.kind, self.zone, at)
 
-    def rest(self, period: Period, at: float) -> int:
-        """Return the tokens that belong to what is left of a period, rounded up."""
-        return -int(-self.tokens * period.left(at) // 1)
+    def rest(self, period: Period, at: int) -> int:
+        """Return the tokens that belong to what is left of a period, rounded up.
+
+        Args:
+            period: one of this plan's.
+            at: an instant, in milliseconds since 1970.
+        """
+        whole = 1000 * (period.ends - period.starts)
+        left = min(whole, max(0, 1000 * period.ends - at))
+        return -(-self.tokens * left // whole)
 
 
 @dataclass(frozen=True)

@@ -108,8 +108,7 @@ def _open(connection: Connection, plan: QuotaPlan, tenant: str, at: int) -> Span
     )
     starts = max(1000 * period.starts, before or 0)
     ends = min(1000 * period.ends, after or 1000 * period.ends)
-    share = (ends - starts) / (1000 * (period.ends - period.starts))
-    tokens = plan.tokens if share == 1 else -int(-plan.tokens * share // 1)
+    tokens = plan.rest(period, starts) - plan.rest(period, ends)
     made = connection.execute(
         sa.insert(subscriptions)
         .values(tenant=tenant, plan=plan.name, quota=plan.tokens, starts_at=starts, ends_at=ends)
@@ -221,7 +220,7 @@ def _change(
 ) -> None:
     period = plan.period(now / 1000)
     old = QuotaPlan(row.plan, row.quota, plan.kind, plan.zone)
-    more = plan.rest(period, now / 1000) - old.rest(period, now / 1000)
+    more = plan.rest(period, now) - old.rest(period, now)
     connection.execute(
         sa.update(subscriptions).where(_s.id == row.id).values(plan=plan.name, quota=plan.tokens)
     )

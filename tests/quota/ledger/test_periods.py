@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.quota.periods import Period, PeriodKind, period_at
+from extproc.quota.plans import QuotaPlan
 
 DAY, MONTH = PeriodKind.DAY, PeriodKind.MONTH
 
@@ -75,6 +76,8 @@ def test_periods_tile_time(kind: PeriodKind, zone: str, at: int) -> None:
     assert period.ends - period.starts <= longest.total_seconds()
 
 
-def test_what_is_left_of_a_period() -> None:
+def test_what_belongs_to_the_rest_of_a_period() -> None:
+    plan = QuotaPlan("p", 1_001, MONTH, ZoneInfo("UTC"))
     period = Period(starts=1000, ends=3000)
-    assert [period.left(at) for at in (0, 1000, 1500, 3000, 9000)] == [1.0, 1.0, 0.75, 0.0, 0.0]
+    seconds = (0, 1000, 1500, 3000, 9000)
+    assert [plan.rest(period, 1000 * at) for at in seconds] == [1001, 1001, 751, 0, 0]
