@@ -23,7 +23,11 @@ from extproc.core.reasons import REASONS, ReplyKind
 
 FOLDER = Path(__file__).parent / "reference"
 _NOTE = "<!-- Written by docs/generate.py; do not edit. -->"
-_EXAMPLE = "pools: {m: {endpoints: {static: ['127.0.0.1:8000']}}}\nbreaker: {}\n"
+_EXAMPLE = """\
+pools: {m: {endpoints: {static: ['127.0.0.1:8000']}}}
+breaker: {}
+plans: {p: {quota: {tokens: 1}}}
+"""
 """A configuration in which everything that has metrics is on."""
 
 _MOST = 1e9

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from extproc.quota import subscriptions
-from extproc.quota.booking import book, issue
+from extproc.quota.booking import CALL, book, issue
 from extproc.quota.database import writing
 from extproc.quota.errors import QuotaError
 from extproc.quota.plans import Plans
@@ -24,7 +24,6 @@ from extproc.quota.schema import HoldState, Kind, holds, transactions
 from extproc.quota.schema import subscriptions as subscription_table
 
 _s, _t, _h = subscription_table.c, transactions.c, holds.c
-CALL = "call:"
 
 
 class NoSubscriptionError(QuotaError):
@@ -130,7 +129,7 @@ def give(
     show(engine, plans, tenant, now)
     with writing(engine) as connection:
         key = f"{kind.value}:{ident}"
-        spans = subscriptions.find(connection, plans, [(tenant, "", now)])
+        spans = subscriptions.find(connection, plans, [(tenant, "", now)], now)
         changed = book(
             connection, [issue(key, spans[tenant, now].id, kind, now, tokens, note)]
         ) == {key}

@@ -20,6 +20,8 @@ from sqlalchemy.engine import Connection
 
 from extproc.quota.schema import Kind, subscriptions, transactions
 
+CALL = "call:"
+"""Before the id of the exchange: the key of its charge."""
 ACCOUNTS = ("issued", "available", "used")
 
 

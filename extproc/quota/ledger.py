@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from extproc.quota import booking, subscriptions
-from extproc.quota.booking import Posting, insert
+from extproc.quota.booking import CALL, Posting, insert
 from extproc.quota.database import migrate, writing
 from extproc.quota.plans import Plans
 from extproc.quota.ports import Hold, Movement, Settlement
@@ -158,26 +158,29 @@ class Ledger:
                 ended.setdefault(record.id, record)
         if not opened:
             return
+        now = self._now()
         places = subscriptions.find(
             connection,
             self._plans,
             [_place(each) for each in chain(opened.values(), ended.values())],
+            now,
         )
         _open_holds(connection, self._owner, opened, places)
-        now = self._now()
         charged = {key for key, each in ended.items() if each.tokens > 0}
         captured = _end_holds(connection, charged, HoldState.CAPTURED, now)
         _end_holds(connection, ended.keys() - charged, HoldState.RELEASED, now)
-        postings = []
-        for key in sorted(captured):
-            place = places[ended[key].tenant, _milliseconds(ended[key].at)]
-            postings.append(_charge(ended[key], place.id, self._owner))
-            if place.closed:  # what it had left has lapsed already
-                posting = subscriptions.lapse(
-                    f"lapse:call:{key}", place.id, now, -ended[key].tokens
-                )
-                postings.append(posting)
-        booking.book(connection, postings)
+        spans = {key: places[ended[key].tenant, _milliseconds(ended[key].at)] for key in captured}
+        charges = [_charge(ended[key], spans[key].id, self._owner) for key in sorted(captured)]
+        written = booking.book(connection, charges)
+        # What a closed period had left has lapsed already.
+        late = [each for each in charges if each.key in written and spans[_call(each)].closed]
+        booking.book(
+            connection,
+            [
+                subscriptions.lapse(f"lapse:{each.key}", each.subscription, now, each.available)
+                for each in late
+            ],
+        )
 
 
 def _milliseconds(seconds: float) -> int:
@@ -237,9 +240,13 @@ def _release(connection: Connection, whose: sa.ColumnElement[bool], now: int) ->
     )
 
 
+def _call(charge: Posting) -> str:
+    return charge.key.removeprefix(CALL)
+
+
 def _charge(settlement: Settlement, subscription: int, owner: str) -> Posting:
     return Posting(
-        key=f"call:{settlement.id}",
+        key=f"{CALL}{settlement.id}",
         subscription=subscription,
         kind=Kind.CHARGE,
         at=_milliseconds(settlement.at),

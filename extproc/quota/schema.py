@@ -58,7 +58,7 @@ class Kind(StrEnum):
     BONUS = "bonus"
     """A campaign issued more."""
     RENEWAL = "renewal"
-    """The same where the tenant had a period before."""
+    """The same where the tenant has had another one."""
     LAPSE = "lapse"
     """The period is over: what is left goes back."""
 

