@@ -59,7 +59,7 @@ class Bench:
     """
 
     def __init__(self, clock: Callable[[], float], rng: Random) -> None:
-        self._clock = clock
+        self.clock = clock
         self._rng = rng
         self._body = chat_body(BODY_BYTES)
 
@@ -102,7 +102,7 @@ class Bench:
         return self._check(gateway, tenant, load)
 
     def _client(self, gateway: Gateway) -> Client:
-        return Client(gateway.url, clock=self._clock)
+        return Client(gateway.url, clock=self.clock)
 
     def _mix(self, client: Client, tenant: str) -> Load:
         headers = ((TENANT_HEADER, tenant),)

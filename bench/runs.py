@@ -11,6 +11,7 @@ import psutil
 from bench.figures import Against, Bar, Figure
 from bench.measure import Bench, Latency, WrongAnswerError, in_turn
 from bench.stand import ADMITTED, SHED, Gateway, Stand
+from bench.streams import EDITED_STREAMS, STREAMS, Gaps, gaps
 
 RATE = 500.0
 """Exchanges per second at which fallbacks are timed and CPU is counted."""
@@ -68,7 +69,7 @@ async def run(stand: Stand, bench: Bench, extent: Extent, say: Callable[[str], N
     ):
         for tenant in gateway.answers:
             await bench.latency(gateway, tenant, CALM_RATE, extent.seconds / 4)
-    for part in (_fallback_latency, _cpu_admitted, _cpu_shed, _cpu_idle, _added_latency):
+    for part in (_fallback_latency, _cpu_admitted, _cpu_shed, _cpu_idle, _added_latency, _streams):
         results.figures += await part(stand, bench, extent, say)
     results.rows = await _rates(stand, bench, extent, say)
     results.figures += await _saturation(stand, bench, extent, say)
@@ -150,6 +151,37 @@ async def _added_latency(
     )
     name = f"admitted {CALM_RATE:g}/s"
     return _latencies(name, subject, "Envoy", floor, p50=Bar(1.6, Against.ADDED))
+
+
+async def _streams(
+    stand: Stand, bench: Bench, extent: Extent, say: Callable[[str], None]
+) -> list[Figure]:
+    figures = []
+    for streams, edited in ((STREAMS, False), (EDITED_STREAMS, True)):
+        say(f"{streams} streams{', edited' if edited else ''}")
+
+        async def measure(gateway: Gateway, streams: int = streams, edited: bool = edited) -> Gaps:
+            return await gaps(
+                gateway,
+                ADMITTED,
+                streams=streams,
+                seconds=extent.seconds,
+                clock=bench.clock,
+                edited=edited,
+            )
+
+        subject, floor = await in_turn(
+            extent.rounds, [lambda: measure(stand.tidegate), lambda: measure(stand.envoy_alone)]
+        )
+        name = f"{streams} {'edited streams' if edited else 'streams'}, gap"
+        for label in ("p50", "p99"):
+            values = _scaled([getattr(each, label) for each in subject], _MS)
+            floors = _scaled([getattr(each, label) for each in floor], _MS)
+            bar = None if edited else Bar(1.05, Against.RATIO)
+            figures.append(Figure(f"{name} {label}", "ms", values, "Envoy", floors, bar))
+        cost = _scaled([each.cpu for each in subject], _US)
+        figures.append(Figure(f"CPU per {'edited ' if edited else ''}token", "µs", cost))
+    return figures
 
 
 async def _rates(

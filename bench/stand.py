@@ -33,6 +33,8 @@ from extproc.stand.plan import free_port, tidegate
 TENANT_HEADER = "x-tenant-id"
 ADMITTED = "pay"
 SHED = "marketing"
+TASK_EDITED = "edited"
+"""A task whose streams come through the processor."""
 START_SECONDS = 30.0
 
 Edit = Callable[[dict[str, Any]], None]
@@ -144,6 +146,7 @@ def configuration(socket: Path, engine: int) -> str:
         },
         "identity": {"sources": [{"header": {"name": TENANT_HEADER, "trusted": True}}]},
         "tenants": {ADMITTED: {"class": "P0"}, SHED: {"class": "P2"}},
+        "tasks": {TASK_EDITED: {"stop_on": "complete_json"}},
         "pools": {
             "*": {
                 "endpoints": {"static": [f"127.0.0.1:{engine}"]},

@@ -14,6 +14,8 @@ from typing import cast
 
 import uvloop
 
+TOKENS_PER_SECOND = 30
+"""Of each stream."""
 _CONTENT_LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 _COMPLETION = (
     b'{"id":"chatcmpl-1","object":"chat.completion","created":1700000000,"model":"bench","choices":'
@@ -55,6 +57,22 @@ def _response(content_type: bytes, body: bytes) -> bytes:
     return head % (content_type, len(body)) + body
 
 
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+_STREAM_HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
+    b"transfer-encoding: chunked\r\n\r\n"
+)
+_TOKEN = _chunk(
+    b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1700000000,"model":"bench",'
+    b'"choices":[{"index":0,"delta":{"content":" word"},"logprobs":null,"finish_reason":null,'
+    b'"token_ids":null}]}\n\n'
+)
+_STREAM_END = _chunk(b"data: [DONE]\n\n") + _chunk(b"")
+_STREAMING = re.compile(rb'"stream": *true')
+_MAX_TOKENS = re.compile(rb'"max_tokens": *(\d+)')
 _POST = _response(b"application/json", _COMPLETION)
 _HEALTH = _response(b"text/plain", b"")
 _METRICS = _response(b"text/plain; version=0.0.4; charset=utf-8", metrics_page().encode())
@@ -78,10 +96,26 @@ class Engine(asyncio.Protocol):
         if not found or not _complete(head, body) or self._transport is None:
             return
         self._received = b""
-        if head.startswith(b"POST"):
+        if head.startswith(b"POST") and _STREAMING.search(body):
+            self._transport.write(_STREAM_HEAD)
+            tokens = _MAX_TOKENS.search(body)
+            loop = asyncio.get_running_loop()
+            self._generate(loop, loop.time(), int(tokens[1]) if tokens else 1)
+        elif head.startswith(b"POST"):
             self._transport.write(_POST)
         else:
             self._transport.write(_METRICS if b" /metrics " in head else _HEALTH)
+
+    def _generate(self, loop: asyncio.AbstractEventLoop, due: float, left: int) -> None:
+        """Send a token, and the next ones when they are due."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._transport.write(_TOKEN)
+        if left == 1:
+            self._transport.write(_STREAM_END)
+            return
+        due += 1 / TOKENS_PER_SECOND
+        loop.call_at(due, self._generate, loop, due, left - 1)
 
 
 def _complete(head: bytes, body: bytes) -> bool:
