@@ -383,8 +383,7 @@ class Admission:
             return self._responder.untouched(case)
         rates = () if self._meter is None else self._rates(self._meter, case)
         if verdict.action is Action.ADMIT:
-            reads = self._in_flight.reads(case, verdict)
-            return self._responder.forward(case, verdict, rates, report_usage=reads)
+            return self._responder.forward(case, verdict, rates)
         # Who comes with a ticket and is refused for another reason keeps the place all the same.
         kept = verdict.action is Action.SHED or case.candidate.since is not None
         ticket = self._tickets.issue(case) if kept else None

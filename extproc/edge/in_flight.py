@@ -5,7 +5,8 @@ Rules this module keeps:
 * An answer that only says "not now", the engine's or Envoy's in its stead, becomes the fallback, while
   nothing of it was passed on. What the caller did wrong (4xx) passes as the engine says it.
 * Only bodies that we must see come through this process: those that a task stops early, those that
-  may be cut, and those whose usage nobody else reads. All others pass without us.
+  may be cut, and those whose usage nobody else reads, as where they are encoded. All others pass
+  without us.
 * Whether an exchange may be cut is settled when it is admitted: where most of the pool is free, it
   is not, and costs nothing.
 * A cut exchange gets the fallback if the engine has not answered. A stream is ended with its next
@@ -137,22 +138,11 @@ class InFlight:
         flight = self._flights.get(exchange) if isinstance(exchange, str) else None
         return flight is not None and flight.cuttable
 
-    def reads(self, case: Case, verdict: Verdict) -> bool:
-        """Tell whether the answer to a call that is about to be sent on will come through here."""
-        call = case.call
-        if call is None:
-            return False
-        if self._rules.read_usage:
-            return True
-        who = case.candidate.classification
-        return call.stream and (self._may_be_cut(case, verdict) or bool(_early_stop(who, call)))
-
     def enter(self, case: Case, verdict: Verdict) -> bool:
         """Take an exchange in that was just admitted; say whether it may be cut.
 
         The body of the request is dropped here.
         """
-        read = self.reads(case, verdict)
         call, case.call = case.call, None
         if call is None:
             self._flights[case.candidate.id] = Flight(case, verdict, None)
@@ -160,13 +150,14 @@ class InFlight:
         kept = Kept(call.endpoint, call.model, call.stream, call.include_usage, call.structured)
         flight = self._flights[case.candidate.id] = Flight(case, verdict, kept)
         who = case.candidate.classification
-        flight.revocable = self._may_be_cut(case, verdict)
+        flight.revocable = who.service_class.evictable and self._pressed(case.pool, verdict)
         if flight.revocable:
             flight.subject = subject_of(call, who)
             self._revocable += 1
         if call.stream:
             flight.early_stop = _early_stop(who, call)
-        if read:
+        edited = flight.revocable or flight.early_stop
+        if self._rules.read_usage or (call.stream and edited):
             flight.asked = Asked.by(call)
         return flight.revocable
 
@@ -204,9 +195,13 @@ class InFlight:
         status = event.headers.get(":status", "")
         if status in self._rules.replaced:
             return self._instead(flight, *_failure(status, event.details))
-        if flight.asked is None or event.end_of_stream:
+        if event.end_of_stream:
             return None
-        return self._edited(flight, flight.asked, event.headers)
+        encoding = event.headers.get("content-encoding", "")
+        asked = flight.asked
+        if asked is None and encoding and flight.kept is not None:
+            asked = Asked(flight.kept.endpoint)  # enough to read the usage, which Envoy cannot
+        return None if asked is None else self._edited(flight, asked, event.headers, encoding)
 
     def cut(self, exchange: str) -> None:
         """End an exchange as soon as it can be ended well; harmless where it is over."""
@@ -216,10 +211,6 @@ class InFlight:
         flight.cutting = True
         if not flight.answered:
             flight.case.later(partial(self._revoked, flight))
-
-    def _may_be_cut(self, case: Case, verdict: Verdict) -> bool:
-        evictable = case.candidate.classification.service_class.evictable
-        return evictable and self._pressed(case.pool, verdict)
 
     def _pressed(self, pool: str, verdict: Verdict) -> bool:
         most = self._controller.pools[pool].limits.max_concurrency
@@ -235,15 +226,17 @@ class InFlight:
         self._endings.known(flight.case.candidate.id, outcome)
         return self._responder.refusal(*self._refused(flight, reason))
 
-    def _edited(self, flight: Flight, asked: Asked, headers: Mapping[str, str]) -> Editor | None:
+    def _edited(
+        self, flight: Flight, asked: Asked, headers: Mapping[str, str], encoding: str
+    ) -> Editor | None:
         content_type = headers.get("content-type", "")
         is_stream = content_type.partition(";")[0].strip().lower() == SSE
-        if not (is_stream or self._rules.read_usage):
+        if not (is_stream or encoding or self._rules.read_usage):
             return None
         editor = open_editor(
             asked,
             content_type=content_type,
-            content_encoding=headers.get("content-encoding", ""),
+            content_encoding=encoding,
             early_stop=flight.early_stop,
             strip_usage=not asked.include_usage,  # then it was asked for by us
         )

@@ -26,6 +26,7 @@ from extproc.openai.endpoints import Endpoint
 from extproc.openai.rate_headers import Headers, retry_headers
 from extproc.openai.replies import Addressee
 from extproc.openai.requests import Call, Unreadable, rewrite
+from extproc.openai.rewriting import tells_usage_unasked
 from extproc.openai.sse import SSE
 from extproc.openai.streams import Ending
 
@@ -49,6 +50,9 @@ class Routing:
     def pool(self, model: str) -> str | None:
         """Return the pool that serves a model."""
         return self.pools.get(model, self.default)
+
+
+_LEFT_OUT = ((contract.USAGE_CHUNK, contract.LEFT_OUT),)
 
 
 class Case(msgspec.Struct, gc=False):
@@ -97,12 +101,11 @@ class Responder:
         self._wording = wording
         self._wall_clock = wall_clock
 
-    def forward(
-        self, case: Case, verdict: Verdict, rates: Headers = (), *, report_usage: bool = False
-    ) -> Judgement:
+    def forward(self, case: Case, verdict: Verdict, rates: Headers = ()) -> Judgement:
         """Send an admitted request on; ``rates`` tell the client what it may still send.
 
-        ``report_usage``: a stream is to end in a chunk with the usage, asked for or not.
+        A stream is to end in a chunk with the usage. Where its client did not ask for that, it is
+        left out again: by the editor of a stream that comes through us, else by Envoy.
         """
         classification = case.candidate.classification
         call, body = case.call, None
@@ -113,7 +116,7 @@ class Responder:
                 max_output=classification.max_output,
                 priority=classification.service_class.engine_priority if prioritised else None,
                 stop=classification.stop,
-                include_usage=report_usage,
+                include_usage=True,
             )
             if body is not None and call.gzipped:
                 # The header that says so stays: Envoy lets us change none where it sends no headers.
@@ -132,6 +135,7 @@ class Responder:
                 metadata=(
                     *_metadata(case.candidate, verdict.action, verdict.reason),
                     ("pool", case.pool),
+                    *(_LEFT_OUT if call is not None and tells_usage_unasked(call) else ()),
                 ),
                 endpoint=verdict.endpoint,
             ),

@@ -71,6 +71,7 @@ from envoy_data_plane.google.protobuf import Any
 
 from extproc import contract
 from extproc.config import Config
+from extproc.envoyconf.usage_chunk import usage_chunk_filter
 
 _USAGE = {
     contract.PROMPT_TOKENS: (
@@ -142,10 +143,31 @@ def processor_service() -> GrpcService:
 def http_filters(config: Config) -> list[HttpFilter]:
     """Return the filters of the standalone listener in their order."""
     return [
+        *preceding_filters(config),
         named(contract.FILTER_NAME, ext_proc(config)),
         *following_filters(config),
         named("envoy.filters.http.router", Router(suppress_envoy_headers=True)),
     ]
+
+
+def preceding_filters(config: Config) -> list[HttpFilter]:
+    """Return the filters that must stand before the external processor, nearer to the client.
+
+    The first asks engines for their load, and keeps it from clients. The second is needed where
+    Envoy reads the usage: it leaves out the chunks that the processor asked for to that end.
+    """
+    ask = HeaderValueOption(
+        header=HeaderValue(key=contract.LOAD_REPORT_FORMAT, value="JSON"),
+        append_action=HeaderValueOptionHeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD,
+    )
+    mutations = HeaderMutationMutations(
+        request_mutations=[HeaderMutationRule(append=ask)],
+        response_mutations=[HeaderMutationRule(remove=contract.LOAD_REPORT)],
+    )
+    reports = named("tidegate.load_report", HeaderMutation(mutations=mutations))
+    if config.envoy.usage_source != "envoy":
+        return [reports]
+    return [reports, named("tidegate.usage_chunk", usage_chunk_filter())]
 
 
 def following_filters(config: Config, *, pool_header: bool = False) -> list[HttpFilter]:

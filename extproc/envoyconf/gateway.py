@@ -7,7 +7,7 @@ from typing import Any
 from extproc import contract
 from extproc.config import Config
 from extproc.envoyconf.clusters import UNLIMITED, processor_cluster
-from extproc.envoyconf.filters import usage_filters
+from extproc.envoyconf.filters import preceding_filters, usage_filters
 from extproc.envoyconf.listener import access_log, steering_headers
 from extproc.envoyconf.render import fields, render
 
@@ -121,7 +121,7 @@ def _patches(config: Config) -> dict[str, Any]:
                 ),
                 *(
                     _add("listener", listener, f"{_MANAGER}/http_filters/0", fields(each))
-                    for each in usage_filters(config)
+                    for each in [*usage_filters(config), *reversed(preceding_filters(config))]
                 ),
             ],
         },

@@ -30,7 +30,7 @@ CDS_FILE = "cds.yaml"
 _EXAMPLE = """\
 An example of an Envoy of your own that includes Tidegate by path. Take over into yours:
   - dynamic_resources.cds_config: the clusters of Tidegate and of the engines (cds.yaml);
-  - the HTTP filters from tidegate (ecds.yaml) to sse_to_metadata, in this order;
+  - the HTTP filters from tidegate.load_report to sse_to_metadata, in this order;
   - access_log, early_header_mutation_extensions, the timeouts, normalize_path,
     request_body_buffer_limit and the routes.
 Envoy watches the included files: put a new one in place by renaming it over the old one."""
@@ -73,7 +73,10 @@ def example(config: Config) -> str:
             type_urls=[Any.pack(ext_proc(config)).type_url],
         ),
     )
-    message = skeleton(config, [included, *http_filters(config)[1:]], [])
+    filters = [
+        included if each.name == contract.FILTER_NAME else each for each in http_filters(config)
+    ]
+    message = skeleton(config, filters, [])
     message.dynamic_resources = BootstrapDynamicResources(
         cds_config=_by_path(str(directory / CDS_FILE))
     )

@@ -10,7 +10,7 @@ from typing import Any
 from extproc import contract
 from extproc.config import Config
 from extproc.envoyconf.clusters import processor_cluster
-from extproc.envoyconf.filters import ext_proc, following_filters, named
+from extproc.envoyconf.filters import ext_proc, following_filters, named, preceding_filters
 from extproc.envoyconf.listener import access_log, guarded_manager
 from extproc.envoyconf.render import fields, render
 
@@ -30,6 +30,7 @@ def istio(config: Config) -> str:
     names = config.envoy.kubernetes
     processor = f"{names.service}.{names.namespace}.svc.cluster.local:{names.port}"
     filters = [
+        *preceding_filters(config),
         named(contract.FILTER_NAME, ext_proc(config)),
         *following_filters(config, pool_header=True),
     ]

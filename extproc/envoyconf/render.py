@@ -35,6 +35,11 @@ COMMENTS: dict[str, str] = {
     ),
     "clear_route_cache": "Choose the route anew, now that the pool is known.",
     "allow_content_types_regex": "The token usage, so that no answer has to pass Tidegate for it.",
+    "default_source_code": (
+        "Tidegate asks for the usage of each stream; who did not gets none. This filter must be the\n"
+        "one nearest to the client, but for those before it."
+    ),
+    "response_mutations": "Engines tell Tidegate their load, and nobody else.",
     "max_event_size": (
         "Envoy's maximum: the last event of a /v1/responses stream repeats the whole answer."
     ),
@@ -60,6 +65,18 @@ COMMENTS: dict[str, str] = {
 _FIELD = re.compile(r"(?P<indent> *)(?P<dashes>(?:- )*)(?P<key>[^\s#'\":][^:]*|'[^']*'):(?: |$)")
 
 
+class _Dumper(yaml.SafeDumper):
+    """Writes texts of several lines as people do."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
+
 def fields(message: betterproto2.Message) -> dict[str, Any]:
     """Return a message as plain data, with the field names of Envoy's documentation."""
     # Its own snake case would write `5xx` as `5_xx`; the names are in snake case already.
@@ -73,7 +90,7 @@ def render(form: str, notes: str, *documents: Mapping[str, Any]) -> str:
         f"generate it again.\n\n{notes}"
     )
     texts = (
-        yaml.safe_dump(document, sort_keys=False, width=100, allow_unicode=True)
+        yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=100, allow_unicode=True)
         for document in documents
     )
     said: set[str] = set()

@@ -63,9 +63,14 @@ def rewrite(
             changes["priority"] = priority
     elif call.members.priority:
         changes["priority"] = _REMOVED
-    if include_usage and not call.include_usage and call.stream and call.endpoint in _REPORTS_USAGE:
+    if include_usage and tells_usage_unasked(call):
         changes |= _reporting(call.members.stream_options)
     return _changed(call.body, call.members, changes, call.lenient) if changes else None
+
+
+def tells_usage_unasked(call: Call) -> bool:
+    """Return whether the call streams and would tell its usage only if asked, which it is not."""
+    return call.stream and not call.include_usage and call.endpoint in _REPORTS_USAGE
 
 
 def _reporting(stream_options: Raw) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -273,6 +274,17 @@ class TestEditing:
 
         assert at.edited(SSE).feed(usage).data == b""
         assert at.end().completion_tokens == 3
+
+    def test_what_envoy_cannot_decode_is_read_here(self) -> None:
+        at = Desk()
+        at.enter(BODY)
+        answer = gzip.compress(b'{"usage": {"prompt_tokens": 7, "completion_tokens": 3}}')
+
+        edit = at.edited({**JSON, "content-encoding": "gzip"}).feed(answer, end=True)
+
+        assert edit.data == answer
+        record = at.end()
+        assert (record.prompt_tokens, record.completion_tokens) == (7, 3)
 
 
 class TestCut:

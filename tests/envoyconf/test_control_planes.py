@@ -49,7 +49,8 @@ def as_istio(config: Config) -> str:
 
 def as_gateway(config: Config) -> str:
     def patch(manager: dict[str, Any]) -> None:
-        ext_proc, *_, router = manager["http_filters"]
+        (ext_proc,) = (each for each in manager["http_filters"] if each["name"] == "tidegate")
+        router = manager["http_filters"][-1]
         del ext_proc["typed_config"]["request_attributes"]
         ext_proc["typed_config"]["processing_mode"]["request_header_mode"] = "SEND"
         manager["http_filters"] = [ext_proc, router]

@@ -89,6 +89,8 @@ def test_istio_patches_hold_valid_envoy_configuration() -> None:
     assert names == [
         "tidegate",
         "envoy.filters.network.http_connection_manager",
+        "tidegate.load_report",
+        "tidegate.usage_chunk",
         "tidegate",
         "envoy.filters.http.buffer",
         "envoy.filters.http.header_mutation",
@@ -114,15 +116,21 @@ def test_gateway_policies_hold_valid_envoy_configuration() -> None:
     ]
     patches = policies["EnvoyPatchPolicy"]["spec"]["jsonPatches"]
     values = [patch["operation"]["value"] for patch in patches]
-    cluster, access_log, (early,), json, sse = values
+    cluster, access_log, (early,), *filters = values
+    # Each is put before all others.
+    assert [each["name"] for each in filters] == [
+        "envoy.filters.http.json_to_metadata",
+        "envoy.filters.http.sse_to_metadata",
+        "tidegate.usage_chunk",
+        "tidegate.load_report",
+    ]
     types: tuple[type[betterproto2.Message], ...] = (
         Cluster,
         AccessLog,
         TypedExtensionConfig,
-        HttpFilter,
-        HttpFilter,
+        *([HttpFilter] * 4),
     )
-    for value, kind in zip((cluster, access_log, early, json, sse), types, strict=True):
+    for value, kind in zip((cluster, access_log, early, *filters), types, strict=True):
         assert same(kind.from_dict(value), value), value["name"]
 
 
