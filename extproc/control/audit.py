@@ -13,10 +13,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
+
+from extproc.control.auth import Caller
 
 log = logging.getLogger(__name__)
 
@@ -47,14 +49,35 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Audit:
-    """The audit of one Tidegate, in a file that only grows."""
+    """The audit of one Tidegate, in a file that only grows; ``wall_clock`` is Unix time in seconds."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, wall_clock: Callable[[], float]) -> None:
         self._file = file
+        self._wall_clock = wall_clock
         self._lock = asyncio.Lock()
 
-    async def record(self, entry: Entry) -> str | None:
-        """Write an entry; return what went wrong, or None."""
+    async def record(
+        self,
+        caller: Caller,
+        action: str,
+        *,
+        before: object,
+        after: object,
+        reason: str,
+        target: str = "",
+    ) -> str | None:
+        """Write down what a caller has changed; return what went wrong with that, or None."""
+        entry = Entry(
+            at=self._wall_clock(),
+            who=caller.who,
+            role=caller.role.value,
+            peer=caller.peer,
+            action=action,
+            target=target,
+            before=before,
+            after=after,
+            reason=reason,
+        )
         log.info("audit", extra=msgspec.to_builtins(entry))
         async with self._lock:
             try:

@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from extproc.config import AdjustmentError, Changes, laid_over
-from extproc.control.audit import Audit, Entry
+from extproc.control.audit import Audit
 from extproc.control.auth import Caller
 from extproc.control.settings import (
     ModeSetting,
@@ -119,9 +119,9 @@ class Operations:
             setting = ModeSetting(
                 mode=mode, evict=evict, by=caller.who, at=self._wall_clock(), reason=reason
             )
-            before = self.settings.mode
-            audit = self._entry(caller, "mode.set", before.mode.value, mode.value, reason)
-            return await self._change(msgspec.structs.replace(self.settings, mode=setting), audit)
+            was = self.settings.mode.mode
+            changed = msgspec.structs.replace(self.settings, mode=setting)
+            return await self._change(changed, caller, "mode.set", was.value, mode.value, reason)
 
         return await self._in_turn(change)
 
@@ -193,16 +193,19 @@ class Operations:
         setting = ThresholdSetting(
             changes=laid_over({}, changes), by=caller.who, at=self._wall_clock(), reason=reason
         )
-        audit = self._entry(caller, action, before, setting.changes, reason)
-        return await self._change(msgspec.structs.replace(self.settings, thresholds=setting), audit)
+        changed = msgspec.structs.replace(self.settings, thresholds=setting)
+        return await self._change(changed, caller, action, before, setting.changes, reason)
 
-    async def _change(self, settings: Settings, entry: Entry) -> Changed:
+    async def _change(
+        self, settings: Settings, caller: Caller, action: str, was: object, now: object, reason: str
+    ) -> Changed:
         before = self.settings
         after = msgspec.structs.replace(settings, revision=before.revision + 1)
         effect = self._apply(after)
         warnings = [self._publish(), await self._save()]
         if self.audit is not None:
-            warnings.append(await self.audit.record(entry))
+            told = await self.audit.record(caller, action, before=was, after=now, reason=reason)
+            warnings.append(told)
         return Changed(before, after, effect, tuple(each for each in warnings if each))
 
     def _apply(self, settings: Settings) -> Effect:
@@ -237,20 +240,6 @@ class Operations:
         if self.publish is None or self.publish():
             return None
         return "the other Tidegates do not know of this yet: Redis cannot be reached"
-
-    def _entry(
-        self, caller: Caller, action: str, before: object, after: object, reason: str
-    ) -> Entry:
-        return Entry(
-            at=self._wall_clock(),
-            who=caller.who,
-            role=caller.role.value,
-            peer=caller.peer,
-            action=action,
-            before=before,
-            after=after,
-            reason=reason,
-        )
 
 
 def _told(settings: Settings) -> dict[str, object]:

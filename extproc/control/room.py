@@ -29,18 +29,23 @@ from extproc.control.operations import Operations
 from extproc.control.pb import (
     audit_pb2_grpc,
     callers_pb2_grpc,
+    compensation_pb2_grpc,
     decisions_pb2_grpc,
     load_reports_pb2_grpc,
     modes_pb2_grpc,
     state_pb2_grpc,
+    tenants_pb2_grpc,
     thresholds_pb2_grpc,
 )
+from extproc.control.quota_desk import make_quota_desk
 from extproc.control.services.audit import AuditService
 from extproc.control.services.callers import CallerService
+from extproc.control.services.compensation import CompensationService
 from extproc.control.services.decisions import DecisionService
 from extproc.control.services.load_reports import Heard, LoadReportService
 from extproc.control.services.modes import ModeService
 from extproc.control.services.state import StateService, View
+from extproc.control.services.tenants import TenantService
 from extproc.control.services.thresholds import ThresholdService
 from extproc.control.settings import SettingsFile, UnreadableSettingsError
 from extproc.core.capacity import Pool
@@ -63,6 +68,13 @@ NEEDED = {
     "/tidegate.v1.DecisionService/WatchDecisions": Role.VIEWER,
     "/tidegate.v1.DecisionService/ExplainDecision": Role.VIEWER,
     "/tidegate.v1.DecisionService/SummarizeDecisions": Role.VIEWER,
+    "/tidegate.v1.TenantService/ListTenants": Role.VIEWER,
+    "/tidegate.v1.TenantService/GetTenant": Role.VIEWER,
+    "/tidegate.v1.TenantService/ListEntries": Role.VIEWER,
+    "/tidegate.v1.TenantService/AdjustQuota": Role.ADMIN,
+    "/tidegate.v1.CompensationService/DryRunCompensation": Role.VIEWER,
+    "/tidegate.v1.CompensationService/ListCampaigns": Role.VIEWER,
+    "/tidegate.v1.CompensationService/ApplyCompensation": Role.ADMIN,
     "/tidegate.v1.LoadReportService/ReportLoad": Role.POD,
     "/tidegate.v1.LoadReportService/StreamLoad": Role.POD,
     "/tidegate.v1.AuditService/ListAudit": Role.VIEWER,
@@ -89,7 +101,7 @@ def make_operations(config: Config, levers: Levers, wall_clock: Callable[[], flo
     operations = Operations(
         levers,
         file=SettingsFile(kept),
-        audit=Audit(directory / "audit.jsonl"),
+        audit=Audit(directory / "audit.jsonl", wall_clock),
         wall_clock=wall_clock,
     )
     try:
@@ -126,6 +138,7 @@ class ControlRoom:
         self.operations = operations
         self.recorder = recorder
         self._draining = False
+        self._quota = make_quota_desk(config, wall_clock)
         self._reports = LoadReportService(pools, heard, clock)
         self._levers = levers
         self._view = View(
@@ -156,6 +169,8 @@ class ControlRoom:
         finally:
             await server.stop(_GRACE_SECONDS)
             await self.operations.finish()
+            if self._quota is not None:
+                self._quota.close()
 
     def drain(self) -> None:
         """Hear that a stop was asked for; watchers see it."""
@@ -186,6 +201,16 @@ class ControlRoom:
             (
                 decisions_pb2_grpc.add_DecisionServiceServicer_to_server,
                 DecisionService(self.recorder),
+            ),
+            (
+                tenants_pb2_grpc.add_TenantServiceServicer_to_server,
+                TenantService(self._levers, self._quota, self._callers, self.operations.audit),
+            ),
+            (
+                compensation_pb2_grpc.add_CompensationServiceServicer_to_server,
+                CompensationService(
+                    self._quota, self._callers, self.operations.audit, self._view.wall_clock
+                ),
             ),
             (load_reports_pb2_grpc.add_LoadReportServiceServicer_to_server, self._reports),
             (

@@ -81,6 +81,18 @@ class Progress:
     untouched: int
 
 
+@dataclass(frozen=True, slots=True)
+class Affected:
+    """What one subscription would get; ``kind`` is ``reset`` or ``bonus``, amounts in tokens."""
+
+    tenant: str
+    plan: str
+    total: int
+    used: int
+    kind: str
+    tokens: int
+
+
 _SUMS = ("resets", "reset_tokens", "bonuses", "bonus_tokens", "untouched")
 
 
@@ -99,6 +111,26 @@ def preview(engine: Engine, rule: Rule, now: int) -> Progress:
             ).where(_valid(now))
         ).one()
     return Progress(0, 0, *(int(each) for each in row))
+
+
+def rows(engine: Engine, rule: Rule, now: int, limit: int) -> list[Affected]:
+    """Return the first subscriptions, by tenant, that a campaign at ``now`` would change."""
+    resets, bonuses = _is_reset(rule), _is_bonus(rule)
+    with engine.connect() as connection:
+        found = connection.execute(
+            sa.select(
+                _s.tenant,
+                _s.plan,
+                -_s.issued,
+                _s.used,
+                sa.case((resets, Kind.RESET.value), else_=Kind.BONUS.value),
+                sa.case((resets, _s.used), else_=_share(rule.bonus)),
+            )
+            .where(_valid(now), sa.or_(resets, bonuses))
+            .order_by(_s.tenant)
+            .limit(limit)
+        )
+        return [Affected(*row) for row in found]
 
 
 def apply(engine: Engine, ident: str, rule: Rule, now: int) -> Generator[Progress, None, None]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from grpc import aio
@@ -57,17 +58,33 @@ def directory() -> Iterator[Path]:
 
 
 @pytest.fixture
-def built(directory: Path) -> Tidegate:
+def config_text(directory: Path) -> str:
+    """The configuration."""
+    return CONFIG.format(directory=directory)
+
+
+@pytest.fixture
+def built(config_text: str) -> Tidegate:
     """A Tidegate that does not serve yet; its pool has one endpoint."""
-    made = app.build(parse(CONFIG.format(directory=directory)))
+    made = app.build(parse(config_text))
     made.pools["qwen"].join("e")
     return made
 
 
 @pytest.fixture
-async def served(built: Tidegate, directory: Path) -> AsyncIterator[Served]:
+def make_served() -> Callable[[Tidegate, Path, AsyncExitStack], Awaitable[Served]]:
+    """Serve the control API of a Tidegate until the stack ends."""
+
+    async def serve(tidegate: Tidegate, directory: Path, stack: AsyncExitStack) -> Served:
+        assert tidegate.control is not None
+        await stack.enter_async_context(tidegate.control.serving())
+        return Served(tidegate, directory, stack)
+
+    return serve
+
+
+@pytest.fixture
+async def served(built: Tidegate, directory: Path, make_served: Any) -> AsyncIterator[Served]:
     """A Tidegate that serves its control API."""
     async with AsyncExitStack() as stack:
-        assert built.control is not None
-        await stack.enter_async_context(built.control.serving())
-        yield Served(built, directory, stack)
+        yield await make_served(built, directory, stack)

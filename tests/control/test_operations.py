@@ -277,7 +277,7 @@ def operations(tmp_path: Path) -> Callable[..., tuple[Operations, Recording]]:
         made = Operations(
             levers,
             file=SettingsFile(folder / "settings.json"),
-            audit=Audit(folder / "audit.jsonl"),
+            audit=Audit(folder / "audit.jsonl", lambda: 1000.0),
             wall_clock=lambda: 1000.0,
         )
         made.restore()
@@ -323,7 +323,9 @@ async def test_a_change_that_has_begun_is_audited_though_its_caller_is_gone(
     await made.finish()
 
     assert task.cancelled()
-    assert [each.action for each in await Audit(tmp_path / "audit.jsonl").newest(9)] == ["mode.set"]
+    assert [
+        each.action for each in await Audit(tmp_path / "audit.jsonl", lambda: 1000.0).newest(9)
+    ] == ["mode.set"]
     assert SettingsFile(tmp_path / "settings.json").load().mode.mode is Mode.PROTECT
 
 
@@ -377,7 +379,7 @@ def test_changes_that_are_kept_and_no_longer_possible_keep_tidegate_from_startin
 
 async def test_the_audit_is_read_backwards_and_survives_half_a_line(tmp_path: Path) -> None:
     file = tmp_path / "audit.jsonl"
-    audit = Audit(file)
+    audit = Audit(file, lambda: 1000.0)
     assert await audit.newest(5) == []
     for number in range(1200):
         entry = Entry(at=1.0, who="a", role="admin", peer="p", action=f"{number}", reason="r" * 90)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etidegate/v1/compensation.proto\x12\x0btidegate.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x9c\x01\n\x08\x43\x61mpaign\x12\n\n\x02id\x18\x01 \x01(\t\x12,\n\x08valid_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x18\n\x0breset_under\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05\x62onus\x18\x04 \x01(\x01H\x01\x88\x01\x01\x12\x0e\n\x06reason\x18\x05 \x01(\tB\x0e\n\x0c_reset_underB\x08\n\x06_bonus\"`\n\x19\x44ryRunCompensationRequest\x12\'\n\x08\x63\x61mpaign\x18\x01 \x01(\x0b\x32\x15.tidegate.v1.Campaign\x12\x11\n\x04rows\x18\x02 \x01(\x05H\x00\x88\x01\x01\x42\x07\n\x05_rows\"\x92\x01\n\x1a\x44ryRunCompensationResponse\x12/\n\x06totals\x18\x01 \x01(\x0b\x32\x1f.tidegate.v1.CompensationTotals\x12*\n\x04rows\x18\x02 \x03(\x0b\x32\x1c.tidegate.v1.CompensationRow\x12\x17\n\x0f\x61lready_applied\x18\x03 \x01(\x08\"x\n\x12\x43ompensationTotals\x12\x15\n\rsubscriptions\x18\x01 \x01(\x03\x12\x0e\n\x06resets\x18\x02 \x01(\x03\x12\x0f\n\x07\x62onuses\x18\x03 \x01(\x03\x12\x14\n\x0ctokens_reset\x18\x04 \x01(\x03\x12\x14\n\x0ctokens_bonus\x18\x05 \x01(\x03\"j\n\x0f\x43ompensationRow\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0c\n\x04plan\x18\x02 \x01(\t\x12\r\n\x05total\x18\x03 \x01(\x03\x12\x0c\n\x04used\x18\x04 \x01(\x03\x12\x0c\n\x04kind\x18\x05 \x01(\t\x12\x0e\n\x06tokens\x18\x06 \x01(\x03\"\x83\x01\n\x18\x41pplyCompensationRequest\x12\'\n\x08\x63\x61mpaign\x18\x01 \x01(\x0b\x32\x15.tidegate.v1.Campaign\x12#\n\x16\x65xpected_subscriptions\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\x19\n\x17_expected_subscriptions\"w\n\x14\x43ompensationProgress\x12\x11\n\tcompleted\x18\x01 \x01(\x03\x12\r\n\x05total\x18\x02 \x01(\x03\x12/\n\x06totals\x18\x03 \x01(\x0b\x32\x1f.tidegate.v1.CompensationTotals\x12\x0c\n\x04\x64one\x18\x04 \x01(\x08\"4\n\x14ListCampaignsRequest\x12\x12\n\x05limit\x18\x01 \x01(\x05H\x00\x88\x01\x01\x42\x08\n\x06_limit\"H\n\x15ListCampaignsResponse\x12/\n\tcampaigns\x18\x01 \x03(\x0b\x32\x1c.tidegate.v1.AppliedCampaign\"\xa7\x01\n\x0f\x41ppliedCampaign\x12\'\n\x08\x63\x61mpaign\x18\x01 \x01(\x0b\x32\x15.tidegate.v1.Campaign\x12.\n\napplied_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\n\n\x02\x62y\x18\x03 \x01(\t\x12/\n\x06totals\x18\x04 \x01(\x0b\x32\x1f.tidegate.v1.CompensationTotals2\xb5\x02\n\x13\x43ompensationService\x12\x65\n\x12\x44ryRunCompensation\x12&.tidegate.v1.DryRunCompensationRequest\x1a\'.tidegate.v1.DryRunCompensationResponse\x12_\n\x11\x41pplyCompensation\x12%.tidegate.v1.ApplyCompensationRequest\x1a!.tidegate.v1.CompensationProgress0\x01\x12V\n\rListCampaigns\x12!.tidegate.v1.ListCampaignsRequest\x1a\".tidegate.v1.ListCampaignsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etidegate/v1/compensation.proto\x12\x0btidegate.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x80\x01\n\x08\x43\x61mpaign\x12\n\n\x02id\x18\x01 \x01(\t\x12,\n\x08valid_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\x05\x62\x65low\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05\x62onus\x18\x04 \x01(\x01H\x01\x88\x01\x01\x42\x08\n\x06_belowB\x08\n\x06_bonus\"b\n\x19\x44ryRunCompensationRequest\x12\'\n\x08\x63\x61mpaign\x18\x01 \x01(\x0b\x32\x15.tidegate.v1.Campaign\x12\x12\n\x05limit\x18\x02 \x01(\x05H\x00\x88\x01\x01\x42\x08\n\x06_limit\"\x88\x01\n\x1a\x44ryRunCompensationResponse\x12/\n\x06totals\x18\x01 \x01(\x0b\x32\x1f.tidegate.v1.CompensationTotals\x12*\n\x04rows\x18\x02 \x03(\x0b\x32\x1c.tidegate.v1.CompensationRow\x12\r\n\x05\x62\x65gun\x18\x03 \x01(\x08\"x\n\x12\x43ompensationTotals\x12\x15\n\rsubscriptions\x18\x01 \x01(\x03\x12\x0e\n\x06resets\x18\x02 \x01(\x03\x12\x0f\n\x07\x62onuses\x18\x03 \x01(\x03\x12\x14\n\x0ctokens_reset\x18\x04 \x01(\x03\x12\x14\n\x0ctokens_bonus\x18\x05 \x01(\x03\"j\n\x0f\x43ompensationRow\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0c\n\x04plan\x18\x02 \x01(\t\x12\r\n\x05total\x18\x03 \x01(\x03\x12\x0c\n\x04used\x18\x04 \x01(\x03\x12\x0c\n\x04kind\x18\x05 \x01(\t\x12\x0e\n\x06tokens\x18\x06 \x01(\x03\"\x93\x01\n\x18\x41pplyCompensationRequest\x12\'\n\x08\x63\x61mpaign\x18\x01 \x01(\x0b\x32\x15.tidegate.v1.Campaign\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12#\n\x16\x65xpected_subscriptions\x18\x03 \x01(\x03H\x00\x88\x01\x01\x42\x19\n\x17_expected_subscriptions\"w\n\x14\x43ompensationProgress\x12\x11\n\tcompleted\x18\x01 \x01(\x03\x12\r\n\x05total\x18\x02 \x01(\x03\x12/\n\x06totals\x18\x03 \x01(\x0b\x32\x1f.tidegate.v1.CompensationTotals\x12\x0c\n\x04\x64one\x18\x04 \x01(\x08\"4\n\x14ListCampaignsRequest\x12\x12\n\x05limit\x18\x01 \x01(\x05H\x00\x88\x01\x01\x42\x08\n\x06_limit\"H\n\x15ListCampaignsResponse\x12/\n\tcampaigns\x18\x01 \x03(\x0b\x32\x1c.tidegate.v1.AppliedCampaign\"y\n\x0f\x41ppliedCampaign\x12\'\n\x08\x63\x61mpaign\x18\x01 \x01(\x0b\x32\x15.tidegate.v1.Campaign\x12/\n\x06totals\x18\x02 \x01(\x0b\x32\x1f.tidegate.v1.CompensationTotals\x12\x0c\n\x04\x64one\x18\x03 \x01(\x08\x32\xb5\x02\n\x13\x43ompensationService\x12\x65\n\x12\x44ryRunCompensation\x12&.tidegate.v1.DryRunCompensationRequest\x1a\'.tidegate.v1.DryRunCompensationResponse\x12_\n\x11\x41pplyCompensation\x12%.tidegate.v1.ApplyCompensationRequest\x1a!.tidegate.v1.CompensationProgress0\x01\x12V\n\rListCampaigns\x12!.tidegate.v1.ListCampaignsRequest\x1a\".tidegate.v1.ListCampaignsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,25 +33,25 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tidegate.v1.compensation_pb
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CAMPAIGN']._serialized_start=81
-  _globals['_CAMPAIGN']._serialized_end=237
-  _globals['_DRYRUNCOMPENSATIONREQUEST']._serialized_start=239
-  _globals['_DRYRUNCOMPENSATIONREQUEST']._serialized_end=335
-  _globals['_DRYRUNCOMPENSATIONRESPONSE']._serialized_start=338
-  _globals['_DRYRUNCOMPENSATIONRESPONSE']._serialized_end=484
-  _globals['_COMPENSATIONTOTALS']._serialized_start=486
-  _globals['_COMPENSATIONTOTALS']._serialized_end=606
-  _globals['_COMPENSATIONROW']._serialized_start=608
-  _globals['_COMPENSATIONROW']._serialized_end=714
-  _globals['_APPLYCOMPENSATIONREQUEST']._serialized_start=717
-  _globals['_APPLYCOMPENSATIONREQUEST']._serialized_end=848
-  _globals['_COMPENSATIONPROGRESS']._serialized_start=850
-  _globals['_COMPENSATIONPROGRESS']._serialized_end=969
-  _globals['_LISTCAMPAIGNSREQUEST']._serialized_start=971
-  _globals['_LISTCAMPAIGNSREQUEST']._serialized_end=1023
-  _globals['_LISTCAMPAIGNSRESPONSE']._serialized_start=1025
-  _globals['_LISTCAMPAIGNSRESPONSE']._serialized_end=1097
-  _globals['_APPLIEDCAMPAIGN']._serialized_start=1100
-  _globals['_APPLIEDCAMPAIGN']._serialized_end=1267
-  _globals['_COMPENSATIONSERVICE']._serialized_start=1270
-  _globals['_COMPENSATIONSERVICE']._serialized_end=1579
+  _globals['_CAMPAIGN']._serialized_end=209
+  _globals['_DRYRUNCOMPENSATIONREQUEST']._serialized_start=211
+  _globals['_DRYRUNCOMPENSATIONREQUEST']._serialized_end=309
+  _globals['_DRYRUNCOMPENSATIONRESPONSE']._serialized_start=312
+  _globals['_DRYRUNCOMPENSATIONRESPONSE']._serialized_end=448
+  _globals['_COMPENSATIONTOTALS']._serialized_start=450
+  _globals['_COMPENSATIONTOTALS']._serialized_end=570
+  _globals['_COMPENSATIONROW']._serialized_start=572
+  _globals['_COMPENSATIONROW']._serialized_end=678
+  _globals['_APPLYCOMPENSATIONREQUEST']._serialized_start=681
+  _globals['_APPLYCOMPENSATIONREQUEST']._serialized_end=828
+  _globals['_COMPENSATIONPROGRESS']._serialized_start=830
+  _globals['_COMPENSATIONPROGRESS']._serialized_end=949
+  _globals['_LISTCAMPAIGNSREQUEST']._serialized_start=951
+  _globals['_LISTCAMPAIGNSREQUEST']._serialized_end=1003
+  _globals['_LISTCAMPAIGNSRESPONSE']._serialized_start=1005
+  _globals['_LISTCAMPAIGNSRESPONSE']._serialized_end=1077
+  _globals['_APPLIEDCAMPAIGN']._serialized_start=1079
+  _globals['_APPLIEDCAMPAIGN']._serialized_end=1200
+  _globals['_COMPENSATIONSERVICE']._serialized_start=1203
+  _globals['_COMPENSATIONSERVICE']._serialized_end=1512
 # @@protoc_insertion_point(module_scope)

@@ -25,42 +25,38 @@ class Campaign(_message.Message):
 
     ID_FIELD_NUMBER: _builtins.int
     VALID_AT_FIELD_NUMBER: _builtins.int
-    RESET_UNDER_FIELD_NUMBER: _builtins.int
+    BELOW_FIELD_NUMBER: _builtins.int
     BONUS_FIELD_NUMBER: _builtins.int
-    REASON_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """Chosen by the caller; names the campaign for ever."""
-    reset_under: _builtins.float
+    """Chosen by the caller; names the campaign for ever. Letters, digits and ._- only, at most 100."""
+    below: _builtins.float
     """Where less than this share of the total was used, used becomes 0; 0..1, absent: 0.25."""
     bonus: _builtins.float
-    """Else this share of the total is added, 0..1, absent: 0.25."""
-    reason: _builtins.str
-    """Why; goes into the audit and each entry. Must not be empty."""
+    """Else this share of the total is added, 0..10, absent: 0.25."""
     @_builtins.property
     def valid_at(self) -> _timestamp_pb2.Timestamp:
-        """Subscriptions valid at this moment are compensated."""
+        """Subscriptions valid at this moment are compensated; absent: now. Never in the future."""
 
     def __init__(
         self,
         *,
         id: _builtins.str = ...,
         valid_at: _timestamp_pb2.Timestamp | None = ...,
-        reset_under: _builtins.float | None = ...,
+        below: _builtins.float | None = ...,
         bonus: _builtins.float | None = ...,
-        reason: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_bonus", b"_bonus", "_reset_under", b"_reset_under", "bonus", b"bonus", "reset_under", b"reset_under", "valid_at", b"valid_at"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_below", b"_below", "_bonus", b"_bonus", "below", b"below", "bonus", b"bonus", "valid_at", b"valid_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bonus", b"_bonus", "_reset_under", b"_reset_under", "bonus", b"bonus", "id", b"id", "reason", b"reason", "reset_under", b"reset_under", "valid_at", b"valid_at"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_below", b"_below", "_bonus", b"_bonus", "below", b"below", "bonus", b"bonus", "id", b"id", "valid_at", b"valid_at"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__below: _TypeAlias = _typing.Literal["below"]  # noqa: Y015
+    _WhichOneofArgType__below: _TypeAlias = _typing.Literal["_below", b"_below"]  # noqa: Y015
     _WhichOneofReturnType__bonus: _TypeAlias = _typing.Literal["bonus"]  # noqa: Y015
     _WhichOneofArgType__bonus: _TypeAlias = _typing.Literal["_bonus", b"_bonus"]  # noqa: Y015
-    _WhichOneofReturnType__reset_under: _TypeAlias = _typing.Literal["reset_under"]  # noqa: Y015
-    _WhichOneofArgType__reset_under: _TypeAlias = _typing.Literal["_reset_under", b"_reset_under"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__below) -> _WhichOneofReturnType__below | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__bonus) -> _WhichOneofReturnType__bonus | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__reset_under) -> _WhichOneofReturnType__reset_under | None: ...
 
 Global___Campaign: _TypeAlias = Campaign  # noqa: Y015
 
@@ -69,24 +65,24 @@ class DryRunCompensationRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CAMPAIGN_FIELD_NUMBER: _builtins.int
-    ROWS_FIELD_NUMBER: _builtins.int
-    rows: _builtins.int
-    """Rows to show, 0..1000; absent: 100."""
+    LIMIT_FIELD_NUMBER: _builtins.int
+    limit: _builtins.int
+    """Rows to show, 1..1000; absent: 100."""
     @_builtins.property
     def campaign(self) -> Global___Campaign: ...
     def __init__(
         self,
         *,
         campaign: Global___Campaign | None = ...,
-        rows: _builtins.int | None = ...,
+        limit: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_rows", b"_rows", "campaign", b"campaign", "rows", b"rows"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "campaign", b"campaign", "limit", b"limit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rows", b"_rows", "campaign", b"campaign", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "campaign", b"campaign", "limit", b"limit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__rows: _TypeAlias = _typing.Literal["rows"]  # noqa: Y015
-    _WhichOneofArgType__rows: _TypeAlias = _typing.Literal["_rows", b"_rows"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__rows) -> _WhichOneofReturnType__rows | None: ...
+    _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
+    _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__limit) -> _WhichOneofReturnType__limit | None: ...
 
 Global___DryRunCompensationRequest: _TypeAlias = DryRunCompensationRequest  # noqa: Y015
 
@@ -96,9 +92,9 @@ class DryRunCompensationResponse(_message.Message):
 
     TOTALS_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
-    ALREADY_APPLIED_FIELD_NUMBER: _builtins.int
-    already_applied: _builtins.bool
-    """The campaign was applied already, wholly or in part."""
+    BEGUN_FIELD_NUMBER: _builtins.int
+    begun: _builtins.bool
+    """A campaign of this id was begun before: applying it goes on with that."""
     @_builtins.property
     def totals(self) -> Global___CompensationTotals: ...
     @_builtins.property
@@ -110,11 +106,11 @@ class DryRunCompensationResponse(_message.Message):
         *,
         totals: Global___CompensationTotals | None = ...,
         rows: _abc.Iterable[Global___CompensationRow] | None = ...,
-        already_applied: _builtins.bool = ...,
+        begun: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["already_applied", b"already_applied", "rows", b"rows", "totals", b"totals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "rows", b"rows", "totals", b"totals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -130,6 +126,7 @@ class CompensationTotals(_message.Message):
     TOKENS_RESET_FIELD_NUMBER: _builtins.int
     TOKENS_BONUS_FIELD_NUMBER: _builtins.int
     subscriptions: _builtins.int
+    """Valid at the moment."""
     resets: _builtins.int
     bonuses: _builtins.int
     tokens_reset: _builtins.int
@@ -192,20 +189,24 @@ class ApplyCompensationRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CAMPAIGN_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     EXPECTED_SUBSCRIPTIONS_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    """Why; goes into the audit. Must not be empty."""
     expected_subscriptions: _builtins.int
-    """What the dry run told; ABORTED where it is not so any more. Absent: not compared."""
+    """How many subscriptions the dry run told; ABORTED where it is not so any more. Absent: not compared."""
     @_builtins.property
     def campaign(self) -> Global___Campaign: ...
     def __init__(
         self,
         *,
         campaign: Global___Campaign | None = ...,
+        reason: _builtins.str = ...,
         expected_subscriptions: _builtins.int | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_subscriptions", b"_expected_subscriptions", "campaign", b"campaign", "expected_subscriptions", b"expected_subscriptions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_subscriptions", b"_expected_subscriptions", "campaign", b"campaign", "expected_subscriptions", b"expected_subscriptions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_subscriptions", b"_expected_subscriptions", "campaign", b"campaign", "expected_subscriptions", b"expected_subscriptions", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expected_subscriptions: _TypeAlias = _typing.Literal["expected_subscriptions"]  # noqa: Y015
     _WhichOneofArgType__expected_subscriptions: _TypeAlias = _typing.Literal["_expected_subscriptions", b"_expected_subscriptions"]  # noqa: Y015
@@ -222,6 +223,7 @@ class CompensationProgress(_message.Message):
     TOTALS_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
     completed: _builtins.int
+    """Shares of the way, no counts."""
     total: _builtins.int
     done: _builtins.bool
     @_builtins.property
@@ -291,27 +293,24 @@ class AppliedCampaign(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CAMPAIGN_FIELD_NUMBER: _builtins.int
-    APPLIED_AT_FIELD_NUMBER: _builtins.int
-    BY_FIELD_NUMBER: _builtins.int
     TOTALS_FIELD_NUMBER: _builtins.int
-    by: _builtins.str
+    DONE_FIELD_NUMBER: _builtins.int
+    done: _builtins.bool
+    """All of it is done."""
     @_builtins.property
     def campaign(self) -> Global___Campaign: ...
-    @_builtins.property
-    def applied_at(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
     def totals(self) -> Global___CompensationTotals: ...
     def __init__(
         self,
         *,
         campaign: Global___Campaign | None = ...,
-        applied_at: _timestamp_pb2.Timestamp | None = ...,
-        by: _builtins.str = ...,
         totals: Global___CompensationTotals | None = ...,
+        done: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["applied_at", b"applied_at", "campaign", b"campaign", "totals", b"totals"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["campaign", b"campaign", "totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_at", b"applied_at", "by", b"by", "campaign", b"campaign", "totals", b"totals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["campaign", b"campaign", "done", b"done", "totals", b"totals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

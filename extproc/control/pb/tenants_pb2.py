@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tidegate/v1/tenants.proto\x12\x0btidegate.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x98\x01\n\x06Tenant\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rservice_class\x18\x02 \x01(\t\x12\x0c\n\x04plan\x18\x03 \x01(\t\x12\x12\n\nconfigured\x18\x04 \x01(\x08\x12!\n\x05quota\x18\x05 \x01(\x0b\x32\x12.tidegate.v1.Quota\x12$\n\x04rate\x18\x06 \x01(\x0b\x32\x16.tidegate.v1.RateLimit\"\x8a\x01\n\tRateLimit\x12 \n\x13requests_per_minute\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x1e\n\x11tokens_per_minute\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\r\n\x05\x62urst\x18\x03 \x01(\x01\x42\x16\n\x14_requests_per_minuteB\x14\n\x12_tokens_per_minute\"\xb6\x01\n\x05Quota\x12\x30\n\x0cperiod_start\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nperiod_end\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05total\x18\x03 \x01(\x03\x12\r\n\x05\x62onus\x18\x04 \x01(\x03\x12\x0c\n\x04used\x18\x05 \x01(\x03\x12\x0c\n\x04held\x18\x06 \x01(\x03\x12\x11\n\tavailable\x18\x07 \x01(\x03\"Q\n\x12ListTenantsRequest\x12\x0e\n\x06prefix\x18\x01 \x01(\t\x12\x12\n\x05limit\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\tB\x08\n\x06_limit\"I\n\x13ListTenantsResponse\x12$\n\x07tenants\x18\x01 \x03(\x0b\x32\x13.tidegate.v1.Tenant\x12\x0c\n\x04more\x18\x02 \x01(\x08\" \n\x10GetTenantRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\xab\x01\n\x12ListEntriesRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12)\n\x05since\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05until\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\x05limit\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x11\n\tbefore_id\x18\x05 \x01(\tB\x08\n\x06_limit\"H\n\x13ListEntriesResponse\x12#\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x12.tidegate.v1.Entry\x12\x0c\n\x04more\x18\x02 \x01(\x08\"\xa0\x01\n\x05\x45ntry\x12\n\n\x02id\x18\x01 \x01(\t\x12&\n\x02\x61t\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0e\n\x06tokens\x18\x04 \x01(\x03\x12\x10\n\x08\x65xchange\x18\x05 \x01(\t\x12\x10\n\x08\x63\x61mpaign\x18\x06 \x01(\t\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x11\n\testimated\x18\x08 \x01(\x08\"P\n\x12\x41\x64justQuotaRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0e\n\x06tokens\x18\x03 \x01(\x03\x12\x0e\n\x06reason\x18\x04 \x01(\t\"q\n\x13\x41\x64justQuotaResponse\x12\"\n\x06\x62\x65\x66ore\x18\x01 \x01(\x0b\x32\x12.tidegate.v1.Quota\x12!\n\x05\x61\x66ter\x18\x02 \x01(\x0b\x32\x12.tidegate.v1.Quota\x12\x13\n\x0brepeated_id\x18\x03 \x01(\x08\x32\xc6\x02\n\rTenantService\x12P\n\x0bListTenants\x12\x1f.tidegate.v1.ListTenantsRequest\x1a .tidegate.v1.ListTenantsResponse\x12?\n\tGetTenant\x12\x1d.tidegate.v1.GetTenantRequest\x1a\x13.tidegate.v1.Tenant\x12P\n\x0bListEntries\x12\x1f.tidegate.v1.ListEntriesRequest\x1a .tidegate.v1.ListEntriesResponse\x12P\n\x0b\x41\x64justQuota\x12\x1f.tidegate.v1.AdjustQuotaRequest\x1a .tidegate.v1.AdjustQuotaResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tidegate/v1/tenants.proto\x12\x0btidegate.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x98\x01\n\x06Tenant\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rservice_class\x18\x02 \x01(\t\x12\x0c\n\x04plan\x18\x03 \x01(\t\x12\x12\n\nconfigured\x18\x04 \x01(\x08\x12!\n\x05quota\x18\x05 \x01(\x0b\x32\x12.tidegate.v1.Quota\x12$\n\x04rate\x18\x06 \x01(\x0b\x32\x16.tidegate.v1.RateLimit\"\x8a\x01\n\tRateLimit\x12 \n\x13requests_per_minute\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x1e\n\x11tokens_per_minute\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\r\n\x05\x62urst\x18\x03 \x01(\x01\x42\x16\n\x14_requests_per_minuteB\x14\n\x12_tokens_per_minute\"\xa7\x01\n\x05Quota\x12\x30\n\x0cperiod_start\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nperiod_end\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05total\x18\x03 \x01(\x03\x12\x0c\n\x04used\x18\x04 \x01(\x03\x12\x0c\n\x04held\x18\x05 \x01(\x03\x12\x11\n\tavailable\x18\x06 \x01(\x03\"Q\n\x12ListTenantsRequest\x12\x0e\n\x06prefix\x18\x01 \x01(\t\x12\x12\n\x05limit\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\tB\x08\n\x06_limit\"I\n\x13ListTenantsResponse\x12$\n\x07tenants\x18\x01 \x03(\x0b\x32\x13.tidegate.v1.Tenant\x12\x0c\n\x04more\x18\x02 \x01(\x08\" \n\x10GetTenantRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x90\x01\n\x12ListEntriesRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12&\n\x02\x61t\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\x05limit\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\x16\n\tbefore_id\x18\x04 \x01(\x03H\x01\x88\x01\x01\x42\x08\n\x06_limitB\x0c\n\n_before_id\"H\n\x13ListEntriesResponse\x12#\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x12.tidegate.v1.Entry\x12\x0c\n\x04more\x18\x02 \x01(\x08\"\xae\x01\n\x05\x45ntry\x12\n\n\x02id\x18\x01 \x01(\x03\x12&\n\x02\x61t\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0e\n\x06tokens\x18\x04 \x01(\x03\x12\x0f\n\x07\x62\x61lance\x18\x05 \x01(\x03\x12\x10\n\x08\x65xchange\x18\x06 \x01(\t\x12\x0f\n\x07outcome\x18\x07 \x01(\t\x12\x11\n\testimated\x18\x08 \x01(\x08\x12\x0c\n\x04note\x18\t \x01(\t\"P\n\x12\x41\x64justQuotaRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0e\n\x06tokens\x18\x03 \x01(\x03\x12\x0e\n\x06reason\x18\x04 \x01(\t\"q\n\x13\x41\x64justQuotaResponse\x12\"\n\x06\x62\x65\x66ore\x18\x01 \x01(\x0b\x32\x12.tidegate.v1.Quota\x12!\n\x05\x61\x66ter\x18\x02 \x01(\x0b\x32\x12.tidegate.v1.Quota\x12\x13\n\x0brepeated_id\x18\x03 \x01(\x08\x32\xc6\x02\n\rTenantService\x12P\n\x0bListTenants\x12\x1f.tidegate.v1.ListTenantsRequest\x1a .tidegate.v1.ListTenantsResponse\x12?\n\tGetTenant\x12\x1d.tidegate.v1.GetTenantRequest\x1a\x13.tidegate.v1.Tenant\x12P\n\x0bListEntries\x12\x1f.tidegate.v1.ListEntriesRequest\x1a .tidegate.v1.ListEntriesResponse\x12P\n\x0b\x41\x64justQuota\x12\x1f.tidegate.v1.AdjustQuotaRequest\x1a .tidegate.v1.AdjustQuotaResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,23 +37,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RATELIMIT']._serialized_start=231
   _globals['_RATELIMIT']._serialized_end=369
   _globals['_QUOTA']._serialized_start=372
-  _globals['_QUOTA']._serialized_end=554
-  _globals['_LISTTENANTSREQUEST']._serialized_start=556
-  _globals['_LISTTENANTSREQUEST']._serialized_end=637
-  _globals['_LISTTENANTSRESPONSE']._serialized_start=639
-  _globals['_LISTTENANTSRESPONSE']._serialized_end=712
-  _globals['_GETTENANTREQUEST']._serialized_start=714
-  _globals['_GETTENANTREQUEST']._serialized_end=746
-  _globals['_LISTENTRIESREQUEST']._serialized_start=749
-  _globals['_LISTENTRIESREQUEST']._serialized_end=920
-  _globals['_LISTENTRIESRESPONSE']._serialized_start=922
-  _globals['_LISTENTRIESRESPONSE']._serialized_end=994
-  _globals['_ENTRY']._serialized_start=997
-  _globals['_ENTRY']._serialized_end=1157
-  _globals['_ADJUSTQUOTAREQUEST']._serialized_start=1159
-  _globals['_ADJUSTQUOTAREQUEST']._serialized_end=1239
-  _globals['_ADJUSTQUOTARESPONSE']._serialized_start=1241
-  _globals['_ADJUSTQUOTARESPONSE']._serialized_end=1354
-  _globals['_TENANTSERVICE']._serialized_start=1357
-  _globals['_TENANTSERVICE']._serialized_end=1683
+  _globals['_QUOTA']._serialized_end=539
+  _globals['_LISTTENANTSREQUEST']._serialized_start=541
+  _globals['_LISTTENANTSREQUEST']._serialized_end=622
+  _globals['_LISTTENANTSRESPONSE']._serialized_start=624
+  _globals['_LISTTENANTSRESPONSE']._serialized_end=697
+  _globals['_GETTENANTREQUEST']._serialized_start=699
+  _globals['_GETTENANTREQUEST']._serialized_end=731
+  _globals['_LISTENTRIESREQUEST']._serialized_start=734
+  _globals['_LISTENTRIESREQUEST']._serialized_end=878
+  _globals['_LISTENTRIESRESPONSE']._serialized_start=880
+  _globals['_LISTENTRIESRESPONSE']._serialized_end=952
+  _globals['_ENTRY']._serialized_start=955
+  _globals['_ENTRY']._serialized_end=1129
+  _globals['_ADJUSTQUOTAREQUEST']._serialized_start=1131
+  _globals['_ADJUSTQUOTAREQUEST']._serialized_end=1211
+  _globals['_ADJUSTQUOTARESPONSE']._serialized_start=1213
+  _globals['_ADJUSTQUOTARESPONSE']._serialized_end=1326
+  _globals['_TENANTSERVICE']._serialized_start=1329
+  _globals['_TENANTSERVICE']._serialized_end=1655
 # @@protoc_insertion_point(module_scope)

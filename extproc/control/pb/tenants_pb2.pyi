@@ -100,19 +100,16 @@ class Quota(_message.Message):
     PERIOD_START_FIELD_NUMBER: _builtins.int
     PERIOD_END_FIELD_NUMBER: _builtins.int
     TOTAL_FIELD_NUMBER: _builtins.int
-    BONUS_FIELD_NUMBER: _builtins.int
     USED_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     AVAILABLE_FIELD_NUMBER: _builtins.int
     total: _builtins.int
-    """What the plan contains."""
-    bonus: _builtins.int
-    """What was given on top, or taken."""
+    """Given in this period in all: by the plan, as grants, corrections and compensation."""
     used: _builtins.int
     held: _builtins.int
     """Kept back for calls in flight."""
     available: _builtins.int
-    """total + bonus - used - held"""
+    """What may still be spent: total - used - held; under 0 where it is overdrawn."""
     @_builtins.property
     def period_start(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
@@ -123,14 +120,13 @@ class Quota(_message.Message):
         period_start: _timestamp_pb2.Timestamp | None = ...,
         period_end: _timestamp_pb2.Timestamp | None = ...,
         total: _builtins.int = ...,
-        bonus: _builtins.int = ...,
         used: _builtins.int = ...,
         held: _builtins.int = ...,
         available: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["period_end", b"period_end", "period_start", b"period_start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "bonus", b"bonus", "held", b"held", "period_end", b"period_end", "period_start", b"period_start", "total", b"total", "used", b"used"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "held", b"held", "period_end", b"period_end", "period_start", b"period_start", "total", b"total", "used", b"used"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -216,34 +212,37 @@ class ListEntriesRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TENANT_FIELD_NUMBER: _builtins.int
-    SINCE_FIELD_NUMBER: _builtins.int
-    UNTIL_FIELD_NUMBER: _builtins.int
+    AT_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
     BEFORE_ID_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     limit: _builtins.int
     """1..1000; absent: 100."""
-    before_id: _builtins.str
-    """Go on after this entry, the last of the page before."""
+    before_id: _builtins.int
+    """Go on before this entry, the last of the page before; absent: the newest first."""
     @_builtins.property
-    def since(self) -> _timestamp_pb2.Timestamp: ...
-    @_builtins.property
-    def until(self) -> _timestamp_pb2.Timestamp: ...
+    def at(self) -> _timestamp_pb2.Timestamp:
+        """A moment of the period that is looked at; absent: now."""
+
     def __init__(
         self,
         *,
         tenant: _builtins.str = ...,
-        since: _timestamp_pb2.Timestamp | None = ...,
-        until: _timestamp_pb2.Timestamp | None = ...,
+        at: _timestamp_pb2.Timestamp | None = ...,
         limit: _builtins.int | None = ...,
-        before_id: _builtins.str = ...,
+        before_id: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "limit", b"limit", "since", b"since", "until", b"until"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_before_id", b"_before_id", "_limit", b"_limit", "at", b"at", "before_id", b"before_id", "limit", b"limit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "before_id", b"before_id", "limit", b"limit", "since", b"since", "tenant", b"tenant", "until", b"until"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_before_id", b"_before_id", "_limit", b"_limit", "at", b"at", "before_id", b"before_id", "limit", b"limit", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__before_id: _TypeAlias = _typing.Literal["before_id"]  # noqa: Y015
+    _WhichOneofArgType__before_id: _TypeAlias = _typing.Literal["_before_id", b"_before_id"]  # noqa: Y015
     _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
     _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__before_id) -> _WhichOneofReturnType__before_id | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__limit) -> _WhichOneofReturnType__limit | None: ...
 
 Global___ListEntriesRequest: _TypeAlias = ListEntriesRequest  # noqa: Y015
@@ -255,6 +254,7 @@ class ListEntriesResponse(_message.Message):
     ENTRIES_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     more: _builtins.bool
+    """There are older ones."""
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___Entry]: ...
     def __init__(
@@ -279,39 +279,43 @@ class Entry(_message.Message):
     AT_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
+    BALANCE_FIELD_NUMBER: _builtins.int
     EXCHANGE_FIELD_NUMBER: _builtins.int
-    CAMPAIGN_FIELD_NUMBER: _builtins.int
-    REASON_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
     ESTIMATED_FIELD_NUMBER: _builtins.int
-    id: _builtins.str
+    NOTE_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
     kind: _builtins.str
-    """Such as charge, reset, bonus, adjustment."""
+    """charge, grant, adjust, reset, bonus, opening, renewal, change or lapse."""
     tokens: _builtins.int
-    """What it did to what is available: charges are negative."""
+    """What it added to what is left: charges are negative."""
+    balance: _builtins.int
+    """What was left after it."""
     exchange: _builtins.str
-    """The exchange that was charged, or ""."""
-    campaign: _builtins.str
-    """The compensation campaign, or ""."""
-    reason: _builtins.str
+    """Of a charge: the exchange, and how it ended."""
+    outcome: _builtins.str
     estimated: _builtins.bool
-    """The engine reported no usage, so it was estimated."""
+    """Of a charge: the engine reported no usage, so it was estimated."""
+    note: _builtins.str
+    """The reason, the plan or the campaign."""
     @_builtins.property
     def at(self) -> _timestamp_pb2.Timestamp: ...
     def __init__(
         self,
         *,
-        id: _builtins.str = ...,
+        id: _builtins.int = ...,
         at: _timestamp_pb2.Timestamp | None = ...,
         kind: _builtins.str = ...,
         tokens: _builtins.int = ...,
+        balance: _builtins.int = ...,
         exchange: _builtins.str = ...,
-        campaign: _builtins.str = ...,
-        reason: _builtins.str = ...,
+        outcome: _builtins.str = ...,
         estimated: _builtins.bool = ...,
+        note: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["at", b"at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "campaign", b"campaign", "estimated", b"estimated", "exchange", b"exchange", "id", b"id", "kind", b"kind", "reason", b"reason", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "balance", b"balance", "estimated", b"estimated", "exchange", b"exchange", "id", b"id", "kind", b"kind", "note", b"note", "outcome", b"outcome", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

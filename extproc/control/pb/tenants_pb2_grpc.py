@@ -76,14 +76,15 @@ class TenantServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListEntries(self, request, context):
-        """The entries of a tenant's account, the newest first. Role: viewer.
+        """What a tenant was given and charged in a period, the newest first. Role: viewer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AdjustQuota(self, request, context):
-        """Gives or takes tokens of the running period. The same id changes nothing twice. Role: admin.
+        """Gives or takes tokens of the running period. The same id changes nothing twice. FAILED_PRECONDITION
+        where the tenant has no quota. Role: admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -38,9 +38,11 @@ class TenantServiceStub:
     GetTenant: _grpc.UnaryUnaryMultiCallable[_tenants_pb2.GetTenantRequest, _tenants_pb2.Tenant]
     """NOT_FOUND where the tenant is neither configured nor has an account. Role: viewer."""
     ListEntries: _grpc.UnaryUnaryMultiCallable[_tenants_pb2.ListEntriesRequest, _tenants_pb2.ListEntriesResponse]
-    """The entries of a tenant's account, the newest first. Role: viewer."""
+    """What a tenant was given and charged in a period, the newest first. Role: viewer."""
     AdjustQuota: _grpc.UnaryUnaryMultiCallable[_tenants_pb2.AdjustQuotaRequest, _tenants_pb2.AdjustQuotaResponse]
-    """Gives or takes tokens of the running period. The same id changes nothing twice. Role: admin."""
+    """Gives or takes tokens of the running period. The same id changes nothing twice. FAILED_PRECONDITION
+    where the tenant has no quota. Role: admin.
+    """
 
 @_typing.type_check_only
 class TenantServiceAsyncStub(TenantServiceStub):
@@ -52,9 +54,11 @@ class TenantServiceAsyncStub(TenantServiceStub):
     GetTenant: _aio.UnaryUnaryMultiCallable[_tenants_pb2.GetTenantRequest, _tenants_pb2.Tenant]  # type: ignore[assignment]
     """NOT_FOUND where the tenant is neither configured nor has an account. Role: viewer."""
     ListEntries: _aio.UnaryUnaryMultiCallable[_tenants_pb2.ListEntriesRequest, _tenants_pb2.ListEntriesResponse]  # type: ignore[assignment]
-    """The entries of a tenant's account, the newest first. Role: viewer."""
+    """What a tenant was given and charged in a period, the newest first. Role: viewer."""
     AdjustQuota: _aio.UnaryUnaryMultiCallable[_tenants_pb2.AdjustQuotaRequest, _tenants_pb2.AdjustQuotaResponse]  # type: ignore[assignment]
-    """Gives or takes tokens of the running period. The same id changes nothing twice. Role: admin."""
+    """Gives or takes tokens of the running period. The same id changes nothing twice. FAILED_PRECONDITION
+    where the tenant has no quota. Role: admin.
+    """
 
 class TenantServiceServicer(metaclass=_abc_1.ABCMeta):
     """Who calls, and what they have bought and used."""
@@ -81,7 +85,7 @@ class TenantServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tenants_pb2.ListEntriesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tenants_pb2.ListEntriesResponse, _abc.Awaitable[_tenants_pb2.ListEntriesResponse]]:
-        """The entries of a tenant's account, the newest first. Role: viewer."""
+        """What a tenant was given and charged in a period, the newest first. Role: viewer."""
 
     @_abc_1.abstractmethod
     def AdjustQuota(
@@ -89,6 +93,8 @@ class TenantServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tenants_pb2.AdjustQuotaRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tenants_pb2.AdjustQuotaResponse, _abc.Awaitable[_tenants_pb2.AdjustQuotaResponse]]:
-        """Gives or takes tokens of the running period. The same id changes nothing twice. Role: admin."""
+        """Gives or takes tokens of the running period. The same id changes nothing twice. FAILED_PRECONDITION
+        where the tenant has no quota. Role: admin.
+        """
 
 def add_TenantServiceServicer_to_server(servicer: TenantServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -10,8 +12,10 @@ from grpc import aio
 
 from extproc.control.auth import Caller, Callers
 from extproc.control.pb import modes_pb2
+from extproc.control.quota_desk import LedgerSilentError
 from extproc.control.settings import ModeSetting
 from extproc.core.modes import Mode, ModeGate
+from extproc.quota.errors import QuotaError
 
 Context = aio.ServicerContext[Any, Any]
 
@@ -73,3 +77,14 @@ async def limit_of(request: Any, context: Context, *, usual: int = 100, most: in
     if not 1 <= limit <= most:
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"limit must be from 1 to {most}")
     return limit
+
+
+@contextlib.asynccontextmanager
+async def quota_errors(context: Context) -> AsyncIterator[None]:
+    """End the call where the ledger cannot do what was asked, and say why."""
+    try:
+        yield
+    except LedgerSilentError as error:
+        await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+    except QuotaError as error:
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
