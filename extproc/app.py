@@ -252,6 +252,7 @@ def build(config: Config) -> Tidegate:
         breaker=breaker,
         desk=desk,
         answers=parts.answer_rules(config),
+        claims=None if sharing is None else sharing.claims,
     )
     admission.noting = noting
     books = EngineBooks(pools, clock, admission.capacity_changed, admission.scraped)

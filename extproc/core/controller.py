@@ -327,6 +327,18 @@ class Controller:
         line.calls[call.id] = call
         return Verdict(Action.WAIT, Reason.WAITING, load, value=answer.predicted)
 
+    def wait_without_ticket(self, call: Candidate, pool_name: str, now: float) -> Verdict:
+        """Let a call that waits go back to where it would be without its ticket.
+
+        Args:
+            call: the same, with no ``since``.
+            pool_name: where it waits.
+            now: the clock's time.
+        """
+        pool, line = self.pools[pool_name], self.lines[pool_name]
+        self.leave(call.id, pool_name, now)
+        return self._queue(call, pool, line, pool.load(now), now)
+
     def prompt_tokens(self, parts: PromptParts, pool_name: str) -> int:
         """Return how many tokens a prompt probably has for this pool's model."""
         return self.pools[pool_name].tokens.estimate(parts)

@@ -11,7 +11,8 @@ Rules this module keeps:
 * A token that is forged, foreign, expired or used is ignored and never an error.
 * Times are on the wall clock, because tokens outlive a process. Where the key outlives it as well,
   its tickets are honoured after a restart, at most once by each process that has the key: what was
-  used is remembered by the process alone, and no longer than tickets live.
+  used is remembered by the process alone, and no longer than tickets live. Who knows of the other
+  processes can hear which tickets are used (`Used`), and see to it that they count once in all.
 * Capacity is kept back for as many tickets as are likely to come back, no more: see `expected`.
 """
 
@@ -22,6 +23,7 @@ import hashlib
 import hmac
 import struct
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -56,6 +58,10 @@ class TicketEvent(StrEnum):
     """A token that is forged, or another tenant's, class's or call's."""
     OVERFLOWED = "overflowed"
     """Ignored, because so many were used that this use could not be remembered."""
+
+
+Used = Callable[[bytes, float], None]
+"""Is told the number of a ticket that counts now, and when it would have expired."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,18 +147,21 @@ class Tickets:
         self.events[TicketEvent.ISSUED] += 1
         return token.decode()
 
-    def redeem(self, subject: Subject, token: str, now: float) -> float | None:
+    def redeem(
+        self, subject: Subject, token: str, now: float, used: Used | None = None
+    ) -> float | None:
         """Return when a call first came, if there is a ticket for it, and use that ticket up.
 
         Args:
             subject: whose call it is, and which.
             token: as the client sent it, or "".
             now: the moment.
+            used: hears which ticket it was.
         """
         self._forget(now)
-        arrived = self._by_token(subject, token, now) if token else None
+        arrived = self._by_token(subject, token, now, used) if token else None
         if arrived is None:
-            arrived = self._by_memory(subject, now)
+            arrived = self._by_memory(subject, now, used)
         return arrived
 
     def expected(self, rank: int) -> float:
@@ -162,7 +171,9 @@ class Tickets:
         """
         return self._returning * sum(n for r, n in self._open_by_rank.items() if r <= rank)
 
-    def _by_token(self, subject: Subject, token: str, now: float) -> float | None:
+    def _by_token(
+        self, subject: Subject, token: str, now: float, used: Used | None
+    ) -> float | None:
         fields, signature = _split(token)
         if not hmac.compare_digest(signature, self._sign(fields, subject)):
             self.events[TicketEvent.INVALID] += 1
@@ -174,19 +185,19 @@ class Tickets:
         if number in self._used:
             self.events[TicketEvent.REUSED] += 1
             return None
-        if not self._use(number, expires / 1000, TicketEvent.REDEEMED):
+        if not self._use(number, expires / 1000, TicketEvent.REDEEMED, used):
             return None
         return float(arrived / 1000)
 
-    def _by_memory(self, subject: Subject, now: float) -> float | None:
+    def _by_memory(self, subject: Subject, now: float, used: Used | None) -> float | None:
         for number in self._by_place.get(_place(subject), ()):
             known = self._open[number]
             if known.expires > now:
-                used = self._use(number, known.expires, TicketEvent.RECOGNISED)
-                return known.arrived if used else None
+                good = self._use(number, known.expires, TicketEvent.RECOGNISED, used)
+                return known.arrived if good else None
         return None
 
-    def _use(self, number: bytes, expires: float, event: TicketEvent) -> bool:
+    def _use(self, number: bytes, expires: float, event: TicketEvent, used: Used | None) -> bool:
         """Remember that a ticket was used; say whether that was possible."""
         if len(self._used) >= self._capacity:
             self.events[TicketEvent.OVERFLOWED] += 1
@@ -195,6 +206,8 @@ class Tickets:
         self._close(number)
         self._returning += RETURN_STEP * (1 - self._returning)
         self.events[event] += 1
+        if used is not None:
+            used(number, expires)
         return True
 
     def _forget(self, now: float) -> None:

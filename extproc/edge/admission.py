@@ -50,7 +50,7 @@ from extproc.edge.identity import IdentitySource, identify
 from extproc.edge.in_flight import UNTOUCHED, AnswerRules, InFlight
 from extproc.edge.messages import Answer, Event, Forward
 from extproc.edge.responder import Case, Responder, Routing
-from extproc.edge.ticket_desk import TicketDesk
+from extproc.edge.ticket_desk import Claims, TicketDesk
 from extproc.edge.wording import Wording
 from extproc.openai.calls import LIMITS
 from extproc.openai.endpoints import Endpoint, endpoint_of
@@ -87,6 +87,7 @@ class Admission:
         breaker: Breaker | None = None,
         desk: AgentDesk | None = None,
         answers: AnswerRules = UNTOUCHED,
+        claims: Claims | None = None,
     ) -> None:
         self._catalog = catalog
         self._controller = controller
@@ -106,7 +107,7 @@ class Admission:
         self._bell = bell
         self._breaker = breaker
         self._desk = desk
-        self._tickets = TicketDesk(controller, clock, wall_clock)
+        self._tickets = TicketDesk(controller, clock, wall_clock, claims, self._lose_ticket)
         self._in_flight = InFlight(
             rules=answers,
             controller=controller,
@@ -147,11 +148,12 @@ class Admission:
             limit = self._breaker.limit(key_of(pool, classification), now)
             classification = _clamped(classification, limit)
         token = request.headers.get(contract.TICKET_HEADER, "")
-        since = self._tickets.first_came(call, classification, pool, token, now) if call else None
+        ident, tickets = self._new_id(), self._tickets
+        since = tickets.first_came(ident, call, classification, pool, token, now) if call else None
         if since is None and self._desk is not None and member is not None:
             since = self._desk.began(member)
         candidate = Candidate(
-            id=self._new_id(),
+            id=ident,
             classification=classification,
             prompt_tokens=self._controller.prompt_tokens(call.prompt_parts, pool) if call else 0,
             body_bytes=len(request.body),
@@ -296,6 +298,16 @@ class Admission:
         """Classify by other limits from now on."""
         self._catalog = catalog
         self.capacity_changed()
+
+    def _lose_ticket(self, ident: str) -> None:
+        """Hear that the ticket of a call has counted elsewhere; if it has gone, it has gone."""
+        case, _ = self._waiting.get(ident, (None, None))
+        if case is not None and case.candidate.since is not None:
+            case.candidate = replace(case.candidate, since=None)
+            now = self._clock()
+            verdict = self._controller.wait_without_ticket(case.candidate, case.pool, now)
+            if verdict.action is not Action.WAIT:
+                self._turn_came(case.candidate, verdict, now - case.arrived, now)
 
     def _waits(self, case: Case, now: float) -> Verdict:
         """Return the verdict that is recorded in shadow mode of a call that would wait."""

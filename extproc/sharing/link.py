@@ -14,7 +14,7 @@ import asyncio
 import hashlib
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from importlib import resources
 from typing import Any
 
@@ -84,18 +84,37 @@ class Link:
         Raises:
             LinkDownError: no answer.
         """
+        rest = (str(len(keys)), *(PREFIX + key for key in keys), *arguments)
+
+        async def talk(connection: Connection) -> Any:
+            try:
+                return await connection.send("EVALSHA", script.digest, *rest)
+            except ServerError as problem:
+                if problem.code != "NOSCRIPT":  # it was restarted; it has not run anything yet
+                    raise
+            return await connection.send("EVAL", script.text, *rest)
+
+        return await self._answer(talk)
+
+    async def put_first(self, key: str, milliseconds: int) -> bool:
+        """Put a key there for so long, if nobody has yet; say whether that was so.
+
+        Raises:
+            LinkDownError: no answer.
+        """
+
+        async def talk(connection: Connection) -> Any:
+            return await connection.send("SET", PREFIX + key, "", "NX", "PX", str(milliseconds))
+
+        return await self._answer(talk) is not None
+
+    async def _answer(self, talk: Callable[[Connection], Awaitable[Any]]) -> Any:
         connection = self._connection
         if connection is None:
             raise LinkDownError
-        rest = (str(len(keys)), *(PREFIX + key for key in keys), *arguments)
         try:
             async with asyncio.timeout(PATIENCE):
-                try:
-                    answer = await connection.send("EVALSHA", script.digest, *rest)
-                except ServerError as problem:
-                    if problem.code != "NOSCRIPT":  # it was restarted; it has not run anything yet
-                        raise
-                    answer = await connection.send("EVAL", script.text, *rest)
+                answer = await talk(connection)
         except _PROBLEMS as problem:
             self._down(problem)
             raise LinkDownError from problem

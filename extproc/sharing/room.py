@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from extproc.core.capacity import Pool
 from extproc.quota.ports import Outbox
+from extproc.sharing.claims import TicketClaims
 from extproc.sharing.link import Link
 from extproc.sharing.members import Members
 from extproc.sharing.meter import SharedMeter
@@ -20,6 +21,7 @@ class Sharing:
         link: the way to Redis.
         meter: counts what tenants spend, together with the others.
         members: who the others are.
+        claims: sees to it that tickets count once among all.
 
     Args:
         url: of Redis or Valkey.
@@ -43,6 +45,7 @@ class Sharing:
         self._clock = clock
         self.link = Link(url, rng, self._changed)
         self.meter = SharedMeter(outbox, wall_clock, link=self.link, name=name, clock=clock)
+        self.claims = TicketClaims(self.link, wall_clock)
         self.members = Members(self.link, name, pools, clock, beaten=self._beaten)
 
     def __repr__(self) -> str:
@@ -51,7 +54,7 @@ class Sharing:
     async def run(self) -> None:
         """Share until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            for each in (self.link, self.members, self.meter):
+            for each in (self.link, self.members, self.meter, self.claims):
                 tasks.create_task(each.run())
 
     def _changed(self, up: bool) -> None:

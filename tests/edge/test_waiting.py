@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +30,7 @@ from extproc.edge.exchange import Judgement, Request, Resolution
 from extproc.edge.identity import FromHeader
 from extproc.edge.messages import Answer, Forward
 from extproc.edge.responder import Routing
+from extproc.edge.ticket_desk import Claims
 from extproc.edge.wording import Wording
 
 P1 = ServiceClass("P1", 0, max_wait=3.0, max_output=100)
@@ -51,6 +53,7 @@ class House:
     now: float = 100.0
     wall: float = WALL
     rung: int = 0
+    claims: Claims | None = None
     records: list[Decided] = field(default_factory=list)
     waits: list[tuple[str, WaitEnd, float]] = field(default_factory=list)
     ready: dict[str, Resolution] = field(default_factory=dict)
@@ -90,6 +93,7 @@ class House:
             clock=lambda: self.now,
             wall_clock=lambda: self.wall,
             bell=self.ring,
+            claims=self.claims,
         )
 
     def ring(self) -> None:
@@ -467,3 +471,63 @@ def test_those_that_wait_when_shadow_mode_begins_pass() -> None:
     at.admission.switch(at.open_gate, shadow=False)
     at.ask(body("third"))
     assert len(at.queue) == 1, "verdicts are acted upon again"
+
+
+@dataclass
+class LateClaims:
+    """Says of tickets, when the test wants it, that another has claimed them."""
+
+    lost: list[Callable[[], None]] = field(default_factory=list)
+
+    def claim(self, number: bytes, expires: float, lost: Callable[[], None]) -> None:
+        assert len(number) == 9
+        assert WALL < expires <= WALL + 120.0
+        self.lost.append(lost)
+
+
+def come_again(at: House) -> None:
+    """Let a call wait in vain, and come again with its ticket behind another tenant's."""
+    at.ask()
+    at.ask(body("mine"))
+    at.pass_time(3.0)
+    (shed,) = at.pump()
+    ticket = answered(shed)[0]["x-tidegate-ticket"]
+    at.pass_time(1.0)
+    at.ask(body("theirs"), "b")
+    at.pass_time(0.1)
+    at.ask(body("mine"), x_tidegate_ticket=ticket)
+
+
+@pytest.mark.parametrize(("elsewhere", "first"), [(False, "a"), (True, "b")])
+def test_a_ticket_that_has_counted_elsewhere_is_no_reason_to_go_first(
+    elsewhere: bool, first: str
+) -> None:
+    claims = LateClaims()
+    at = House(claims=claims)
+    come_again(at)
+    (lost,) = claims.lost
+    if elsewhere:
+        lost()
+        lost()
+    at.admission.release(("x1", "qwen"))
+    (judgement,) = at.pump()
+
+    assert isinstance(judgement.reply, Forward)
+    assert dict(judgement.reply.metadata)["tenant"] == first
+    lost()
+    assert len(at.queue) == 1, "who has gone has gone"
+
+
+def test_where_it_would_wait_too_long_without_it_the_call_is_shed() -> None:
+    claims = LateClaims()
+    at = House(max_calls=4, claims=claims)
+    come_again(at)
+    (lost,) = claims.lost
+    for number in range(3):
+        at.ask(body(f"more {number}"), "b")
+    at.queue.limits = QueueLimits(1, 1 << 20)
+    lost()
+    headers, _ = answered(list(at.ready.values())[-1]())
+
+    assert headers["x-tidegate-reason"] == "queue_full"
+    assert at.waits[-1][1] is WaitEnd.SHED

@@ -21,7 +21,7 @@ from extproc.core.metering import Taking
 from extproc.core.outcomes import End, Outcome
 from extproc.core.reasons import Reason
 from extproc.quota.ports import Hold, Settlement
-from extproc.sharing.link import PREFIX
+from extproc.sharing.link import PREFIX, SILENCE
 from extproc.sharing.meter import LINGER, REFRESH
 from extproc.sharing.room import Sharing
 
@@ -320,6 +320,31 @@ async def test_a_flush_of_a_quota_under_load_lets_nothing_more_through(
         for each in (one, other):
             await each.take(plan)
     assert sum(each.meter.holds.held("a") for each in (one, other)) <= 2_345
+
+
+async def test_a_server_that_takes_nothing_more_is_as_good_as_none(
+    own_server: Any, opened: Open
+) -> None:
+    one = await opened(own_server)
+    with own_server.client as client:
+        client.config_set("maxmemory", "1")
+        assert await one.take(SLOW, 10) is None
+        assert not one.link.up
+        client.config_set("maxmemory", "0")
+    await one.until(lambda: one.link.up)
+
+
+async def test_what_was_heard_of_others_is_forgotten_in_time(server: Any, opened: Open) -> None:
+    one, other = await both(server, opened)
+    plan = Plan("p", quota=1_000)
+    assert await one.take(plan, 400) is None
+    assert await other.take(plan, 700) is not None
+    assert other.meter.free("a", 1_000) == 600
+    other.ahead += SILENCE
+    other.meter.sweep(other.now)
+
+    assert other.meter.free("a", 1_000) == 1_000
+    assert await other.take(plan, 700) is not None, "Redis has the word"
 
 
 async def test_a_charge_while_redis_is_gone_is_told_when_it_is_back(

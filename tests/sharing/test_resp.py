@@ -121,6 +121,14 @@ async def test_what_nobody_can_have_asked_for_ends_the_connection(raw: bytes) ->
     assert transport.aborted
 
 
+async def test_an_array_may_be_none() -> None:
+    connection, _ = made()
+    answer = connection.send("X")
+    connection.data_received(b"*-1\r\n")
+
+    assert await answer is None
+
+
 async def test_with_the_connection_all_answers_are_lost() -> None:
     connection, _ = made()
     first, second = connection.send("X"), connection.send("Y")
