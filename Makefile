@@ -31,7 +31,7 @@ test-vllm: $(INSTALLED)  ## the tests against two real vLLM servers; builds .vll
 	$(BIN)/python -m tests.vllm.environment
 	$(BIN)/python -m pytest tests/vllm -m vllm
 
-fuzz: $(INSTALLED)  ## the fuzz tests with 200 times as many examples (about 20 minutes); ARGS='-k streams'
+fuzz: $(INSTALLED)  ## the fuzz tests with 200 times as many examples (up to an hour); ARGS='-k streams'
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -k 'fuzz or any_order or any_kind' -m 'not e2e and not vllm' $(ARGS)
 
 bench: $(INSTALLED)  ## measure against the bars and floors of the design; ARGS=--quick for a minute
