@@ -62,6 +62,7 @@ def sharing(
         clock=clock,
         wall_clock=time.time,
         rng=rng,
+        behind=lambda: outbox is not None and outbox.lag > 1.0,
     )
 
 

@@ -3,7 +3,7 @@
 -- KEYS[1]  sorted set of the Tidegates, by when they were heard last (the server's Unix time, seconds)
 -- KEYS[2]  hash: what each has told last
 -- ARGV     my name; seconds after which one is dead; what I tell
--- Returns  how many are alive, I among them; then what each of the others has told
+-- Returns  how many are alive, I among them; 1 if I was not yet; then what each of the others has told
 
 if redis.replicate_commands then redis.replicate_commands() end
 
@@ -15,10 +15,10 @@ for _, dead in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now - lifetim
   redis.call('ZREM', KEYS[1], dead)
   redis.call('HDEL', KEYS[2], dead)
 end
-redis.call('ZADD', KEYS[1], string.format('%.6f', now), me)
+local new = redis.call('ZADD', KEYS[1], string.format('%.6f', now), me)
 redis.call('HSET', KEYS[2], me, word)
 
-local told = {redis.call('ZCARD', KEYS[1])}
+local told = {redis.call('ZCARD', KEYS[1]), new}
 local fields = redis.call('HGETALL', KEYS[2])
 for i = 1, #fields, 2 do
   if fields[i] ~= me then told[#told + 1] = fields[i + 1] end

@@ -43,6 +43,7 @@ class Members:
         pools: whose promises are told; books that others' are entered into.
         clock: seconds, the pools' one.
         beaten: called after each time, heard or not.
+        unknown: called where Redis did not know of us, or no longer.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Members:
         clock: Callable[[], float],
         *,
         beaten: Callable[[], None],
+        unknown: Callable[[], None],
     ) -> None:
         self.count = 1
         self._link = link
@@ -60,6 +62,7 @@ class Members:
         self._pools = pools
         self._clock = clock
         self._beaten = beaten
+        self._unknown = unknown
         self._heard_at = -SILENCE
 
     async def run(self) -> None:
@@ -72,7 +75,7 @@ class Members:
         """Tell and hear once."""
         word = msgspec.msgpack.encode(self._word())
         try:
-            self.count, *told = await self._link.call(
+            self.count, new, *told = await self._link.call(
                 _MEMBERS, (MEMBERS, WORDS), self._name, str(SILENCE), word
             )
         except LinkDownError:
@@ -80,6 +83,8 @@ class Members:
                 self._enter([])
         else:
             self._heard_at = self._clock()
+            if new:
+                self._unknown()
             self._enter([_decoder.decode(each) for each in told])
         self._beaten()
 

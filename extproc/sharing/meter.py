@@ -7,7 +7,9 @@ Rules this module keeps:
 * The own books of the buckets are what the last answer said. What is on its way to Redis is written
   into them only where it turns out to be lost.
 * Of the quota Redis only has what the ledger has not: what each Tidegate holds, and what it has
-  charged within the last `LINGER` seconds, in which the others hear of it from the ledger.
+  charged within the last `LINGER` seconds, in which the others hear of it from the ledger. While the
+  ledger is behind, it has that as well.
+* Where Redis may have forgotten, or may have missed something, it is told again what is held.
 * Without an answer each Tidegate has one Nth of every bucket and of what remains, N being how many
   there were. No call fails for that.
 * A refusal by the own books has them brought up to date, so that the next call is judged by what
@@ -17,6 +19,7 @@ Rules this module keeps:
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,6 +40,8 @@ from extproc.sharing.link import MEMBERS, SILENCE, Link, LinkDownError, Script
 
 LINGER = 5.0
 """Seconds in which others hear of a charge from the ledger."""
+MOST_CHARGES = 1 << 16
+"""Charges that are remembered while the ledger is behind; of more, the oldest are forgotten."""
 REFRESH = 0.1
 """Seconds in which the books of one account are brought up to date at most once."""
 UNLIMITED = 1 << 60
@@ -87,6 +92,7 @@ class SharedMeter(LocalMeter):
         link: the way to Redis.
         name: this Tidegate's, unique.
         clock: that of all ``now``.
+        behind: says whether the ledger has not been told all that was charged a second ago.
     """
 
     def __init__(
@@ -97,16 +103,20 @@ class SharedMeter(LocalMeter):
         link: Link,
         name: str,
         clock: Callable[[], float],
+        behind: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__(outbox, wall_clock)
         self._link = link
         self._name = name
         self._clock = clock
+        self._behind = behind
+        self._up_to_date_from = -math.inf
         self._queue: list[Adjustment | Question] = []
         self._work = asyncio.Event()
         self._asked: dict[str, Question] = {}
         self._charged: dict[str, int] = {}
         self._charges: deque[tuple[float, Payer, int]] = deque()
+        self._told: dict[str, Payer] = {}
         # By account, what was heard or done last first: bounded by what is fresh.
         self._others: dict[str, tuple[float, int]] = {}
         self._refreshed: dict[str, float] = {}
@@ -153,6 +163,8 @@ class SharedMeter(LocalMeter):
         if cost and payer.plan.quota is not None:
             self._charged[payer.account] = self._charged.get(payer.account, 0) + cost
             self._charges.append((now + LINGER, payer, cost))
+            if len(self._charges) > MOST_CHARGES:
+                self._forget_charge()
         if self._link.up:
             self._send(Adjustment(payer, requests, tokens))
         else:
@@ -162,15 +174,19 @@ class SharedMeter(LocalMeter):
         """Count with whole buckets while the link is up, else with this one's share of them."""
         self.buckets.price = 1 if up else members
 
+    def tell_again(self) -> None:
+        """Tell Redis what is held, of every account of which it was told something."""
+        for payer in list(self._told.values()):
+            self._send(Adjustment(payer))
+
     def sweep(self, now: float) -> None:
         """Forget what is old; to be called a few times a second."""
+        if self._behind():
+            self._up_to_date_from = now + LINGER
         stale: dict[str, Payer] = {}
-        while self._charges and self._charges[0][0] <= now:
-            _, payer, cost = self._charges.popleft()
+        while self._charges and max(self._charges[0][0], self._up_to_date_from) <= now:
+            payer = self._forget_charge()
             stale[payer.account] = payer
-            self._charged[payer.account] -= cost
-            if not self._charged[payer.account]:
-                del self._charged[payer.account]
         for payer in stale.values() if self._link.up else ():
             self._send(Adjustment(payer))
         while self._others and (first := next(iter(self._others.items())))[1][0] <= now:
@@ -190,6 +206,13 @@ class SharedMeter(LocalMeter):
                 # What came while it was tried would fare no better.
                 said, self._queue = [*said, *self._queue], []
                 self._go_on_alone(said)
+
+    def _forget_charge(self) -> Payer:
+        _, payer, cost = self._charges.popleft()
+        self._charged[payer.account] -= cost
+        if not self._charged[payer.account]:
+            del self._charged[payer.account]
+        return payer
 
     def _refused(self, question: Question, now: float) -> Refusal | None:
         payer, tokens = question.payer, question.tokens
@@ -229,6 +252,11 @@ class SharedMeter(LocalMeter):
         """Return what ``accounts.lua`` calls an operation."""
         account, plan = said.payer.account, said.payer.plan
         requests, tokens = self.buckets.full_at(account)
+        held = self.holds.held(account) + self._charged.get(account, 0)
+        if held or isinstance(said, Question):
+            self._told[account] = said.payer
+        else:
+            self._told.pop(account, None)
         return (
             place,
             isinstance(said, Question),
@@ -237,7 +265,7 @@ class SharedMeter(LocalMeter):
             said.requests,
             said.tokens,
             UNLIMITED if plan.quota is None else self.holds.free(account, plan.quota),
-            self.holds.held(account) + self._charged.get(account, 0),
+            held,
             max(0.0, requests - now),
             max(0.0, tokens - now),
         )

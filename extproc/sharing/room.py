@@ -27,7 +27,7 @@ class Sharing:
         url: of Redis or Valkey.
         name: this Tidegate's, unique.
         pools: whose promises are shared.
-        outbox, clock, wall_clock: as of `SharedMeter`.
+        outbox, clock, wall_clock, behind: as of `SharedMeter`.
         rng: spreads what several Tidegates do.
     """
 
@@ -41,12 +41,22 @@ class Sharing:
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
         rng: random.Random,
+        behind: Callable[[], bool] = lambda: False,
     ) -> None:
         self._clock = clock
         self.link = Link(url, rng, self._changed)
-        self.meter = SharedMeter(outbox, wall_clock, link=self.link, name=name, clock=clock)
+        self.meter = SharedMeter(
+            outbox, wall_clock, link=self.link, name=name, clock=clock, behind=behind
+        )
         self.claims = TicketClaims(self.link, wall_clock)
-        self.members = Members(self.link, name, pools, clock, beaten=self._beaten)
+        self.members = Members(
+            self.link,
+            name,
+            pools,
+            clock,
+            beaten=self._beaten,
+            unknown=self.meter.tell_again,
+        )
 
     def __repr__(self) -> str:
         return f"<Sharing: {self.link!r}, {self.members.count} members, {self.meter!r}>"
@@ -59,6 +69,8 @@ class Sharing:
 
     def _changed(self, up: bool) -> None:
         self.meter.reckon(up=up, members=self.members.count)
+        if up:
+            self.meter.tell_again()
 
     def _beaten(self) -> None:
         self.meter.sweep(self._clock())

@@ -137,6 +137,42 @@ def test_holds_of_one_round_trip_exceed_one_balance_by_nothing(server: Any) -> N
         assert client.hget(f"{PREFIX}account:a", "one") == b"2300"
 
 
+HOLDERS = st.lists(
+    st.tuples(
+        st.sampled_from(("one", "two", "three")), st.sampled_from("hhhe"), st.integers(0, 500)
+    ),
+    max_size=40,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(quota=st.integers(0, 3_000), steps=HOLDERS)
+def test_holds_are_those_of_a_plain_model(
+    quota: int, steps: list[tuple[str, str, int]], server: Any
+) -> None:
+    with server.client as client:
+        client.flushall()
+        twin, plan, spent = Twin(client), Plan("p"), 0
+        twin.beat(NOW)
+        held: dict[str, list[int]] = {"one": [], "two": [], "three": []}
+        for name, step, tokens in steps:
+            mine = sum(held[name])
+            if step == "h":
+                fits = spent + sum(map(sum, held.values())) + tokens <= quota
+                asked = operation(plan, 1, tokens, free=quota - spent - mine, held=mine)
+                (reply,) = twin(NOW, asked, name=name)
+                assert reply[0] is fits
+                if fits:
+                    held[name].append(tokens)
+            elif held[name]:
+                spent += min(held[name].pop(0), tokens)
+                told = operation(plan, 0, 0, asks=False, held=sum(held[name]))
+                (reply,) = twin(NOW, told, name=name)
+            else:
+                continue
+            assert reply[3] == sum(sum(each) for who, each in held.items() if who != name)
+
+
 def test_what_the_dead_held_is_free_again(server: Any) -> None:
     with server.client as client:
         twin = Twin(client)

@@ -20,15 +20,18 @@ class One:
 
     def __init__(self, link: Any, name: str) -> None:
         self.now = 100.0
-        self.beats = 0
+        self.beats = self.introduced = 0
         limits = PoolLimits(100, stale_after=1.0, unknown_after=9.0)
         self.pools = {each: Pool(each, limits, (CLASS,)) for each in ("qwen", "llama")}
         for pool in self.pools.values():
             for endpoint in ("a", "b"):
                 pool.join(endpoint)
         self.members = Members(
-            link, name, self.pools, lambda: self.now, beaten=lambda: self._count()
+            link, name, self.pools, lambda: self.now, beaten=self._count, unknown=self._introduce
         )
+
+    def _introduce(self) -> None:
+        self.introduced += 1
 
     def _count(self) -> None:
         self.beats += 1
@@ -100,3 +103,16 @@ async def test_without_redis_the_last_word_counts_for_a_while(own_server: Any, l
     await one.members.beat()
     assert (one.members.count, one.pools["qwen"].elsewhere) == (2, 0)
     assert one.beats == 3
+
+
+async def test_who_was_forgotten_hears_of_it(server: Any, linked: Any) -> None:
+    link = await linked(server)
+    one = One(link, "one")
+    for _ in range(3):
+        await one.members.beat()
+    assert one.introduced == 1
+    with server.client as client:
+        client.flushall()
+    await one.members.beat()
+
+    assert (one.introduced, one.members.count) == (2, 1)

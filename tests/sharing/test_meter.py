@@ -28,6 +28,7 @@ from extproc.sharing.room import Sharing
 CLASS = ServiceClass("P1", 0)
 SLOW = Plan("slow", Rate(1, burst=60), Rate(1, burst=6000))
 """Whose buckets of 60 and 6000 fill so slowly that a test does not see it."""
+OTHER = Plan("other", quota=1 << 40)
 DONE = End(Outcome.COMPLETED, 10, 20)
 
 
@@ -314,9 +315,9 @@ async def test_a_flush_of_a_quota_under_load_lets_nothing_more_through(
         if number == 10:
             with server.client as client:
                 client.flushall()
-            for each in (one, other):  # each says again what it holds, when it is next asked
+            for each in (one, other):  # with its next beat, each tells again what it holds
                 await each.sharing.members.beat()
-                await each.take(plan, 1)
+                await each.take(OTHER, account="b")
         for each in (one, other):
             await each.take(plan)
     assert sum(each.meter.holds.held("a") for each in (one, other)) <= 2_345
@@ -377,3 +378,56 @@ async def test_a_server_that_is_not_there_holds_nothing_up(opened: Open, tmp_pat
         await asyncio.wait_for(asyncio.Event().wait(), 0.15)
     assert not one.link.up
     assert repr(one.link) == "<Link down, 0 round trips>"
+
+
+async def test_what_ended_while_redis_was_gone_is_held_there_no_more(
+    own_server: Any, opened: Open
+) -> None:
+    one, other = await both(own_server, opened)
+    plan = Plan("p", quota=1_000)
+    ident, answer = one.ask(plan, 900)
+    assert await answer is None
+    own_server.process.send_signal(signal.SIGSTOP)
+    await one.sharing.members.beat()
+    one.settle(ident, End(Outcome.ENGINE_ERROR))
+    own_server.process.send_signal(signal.SIGCONT)
+    await other.until(lambda: one.link.up and other.link.up)
+    with own_server.client as client:
+        await one.until(lambda: not client.hexists(f"{PREFIX}account:a", "one"))
+    assert await other.take(plan, 900) is None
+
+
+async def test_while_the_ledger_is_behind_charges_stay_with_redis(
+    server: Any, opened: Open
+) -> None:
+    one = await opened(server)
+    behind = True
+    one.meter._behind = lambda: behind
+    plan = Plan("p", quota=1_000)
+    ident, answer = one.ask(plan, 900)
+    assert await answer is None
+    one.settle(ident, End(Outcome.COMPLETED, 0, 800))
+    for _ in range(3):
+        one.ahead += LINGER
+        one.meter.sweep(one.now)
+    assert await one.take(plan, 1) is None
+    with server.client as client:
+        assert client.hget(f"{PREFIX}account:a", "one") == b"801"
+        behind = False
+        one.ahead += LINGER
+        one.meter.sweep(one.now)
+        await one.until(lambda: client.hget(f"{PREFIX}account:a", "one") == b"1")
+
+
+async def test_of_too_many_charges_the_oldest_are_forgotten(
+    server: Any, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("extproc.sharing.meter.MOST_CHARGES", 2)
+    one = await opened(server)
+    plan = Plan("p", quota=1_000)
+    for cost in (1, 2, 4):
+        ident, answer = one.ask(plan, 100)
+        assert await answer is None
+        one.settle(ident, End(Outcome.COMPLETED, 0, cost))
+    with server.client as client:
+        await one.until(lambda: client.hget(f"{PREFIX}account:a", "one") == b"6")
