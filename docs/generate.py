@@ -26,6 +26,7 @@ _NOTE = "<!-- Written by docs/generate.py; do not edit. -->"
 _EXAMPLE = """\
 pools: {m: {endpoints: {static: ['127.0.0.1:8000']}}}
 breaker: {}
+agents: {}
 plans: {p: {quota: {tokens: 1}}}
 """
 """A configuration in which everything that has metrics is on."""

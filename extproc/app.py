@@ -23,7 +23,7 @@ from aiohttp import web
 from grpc import aio
 from grpc_health.v1 import health_pb2
 
-from extproc import parts
+from extproc import contract, parts
 from extproc.config import (
     Config,
     catalog_of,
@@ -253,6 +253,7 @@ def build(config: Config) -> Tidegate:
         desk=desk,
         answers=parts.answer_rules(config),
         claims=None if sharing is None else sharing.claims,
+        longest_wait=contract.longest_wait(config),
     )
     admission.noting = noting
     books = EngineBooks(pools, clock, admission.capacity_changed, admission.scraped)

@@ -37,6 +37,8 @@ TICKET_HEADER = "x-tidegate-ticket"
 """Names a reserved place: given with a fallback, and taken from clients that come again with it."""
 TASK_HEADER = "x-task-type"
 
+MERGE_HEADER = "x-agent-merge"
+"""``off``: this call wants an answer of its own, not that of an identical one."""
 AGENT_HEADERS = {
     "headers": (
         "x-agent-run-id",
@@ -78,12 +80,23 @@ def request_headers(config: Config) -> tuple[str, ...]:
     if config.agents is not None:
         for place in config.agents.identity:
             names.update(AGENT_HEADERS[place])
+        if config.agents.merge_wait > 0:
+            names.add(MERGE_HEADER)
     for source in config.identity.sources:
         if source.header is not None:
             names.add(source.header.name)
         if source.api_key is not None:
             names.update(("authorization", "x-api-key"))
     return tuple(sorted(names))
+
+
+def longest_wait(config: Config) -> float:
+    """Return how long Envoy may be kept waiting for a verdict, in seconds."""
+    agents = config.agents
+    if agents is None or agents.merge_wait == 0.0:
+        return config.envoy.message_timeout
+    # Who has followed another in vain is judged then, and may have to wait its turn.
+    return agents.merge_wait + config.envoy.message_timeout
 
 
 def request_attributes(config: Config) -> tuple[str, ...]:

@@ -82,6 +82,7 @@ def desk(config: Config, clock: Callable[[], float], pump: Pump) -> AgentDesk | 
         Agents(policy),
         [SOURCES[place] for place in config.agents.identity],
         default_tenant=config.identity.default_tenant,
+        merge_wait=config.agents.merge_wait,
         clock=clock,
         bell=pump.ring,
     )

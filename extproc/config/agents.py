@@ -37,10 +37,12 @@ class AgentsConfig(AgentLimits):
     ``identity``: where a call says which run it belongs to, the first that does wins. ``idle_after``:
     when a run that nobody uses is forgotten. A call waits for ``dependency_wait`` at most for the tasks
     that it depends on; ``unknown_dependency`` says what becomes of one whose predecessor nobody has
-    heard of.
+    heard of. An identical call of the same run follows the one under way for up to
+    ``merge_wait`` and gets its answer; 0: each gets its own.
     """
 
     identity: tuple[Place, ...] = ("headers", "metadata", "baggage", "traceparent")
     idle_after: Annotated[Seconds, Field(gt=0)] = 600.0
     dependency_wait: Seconds = 4.0
     unknown_dependency: Unknown = Unknown.PASS
+    merge_wait: Annotated[Seconds, Field(le=3000)] = 120.0

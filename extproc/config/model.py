@@ -478,6 +478,9 @@ class Config(_Model):
         if self.envoy.message_timeout <= longest.max_wait + dependencies:
             more = " and agents.dependency_wait together" if dependencies else ""
             yield f"envoy.message_timeout: must be over classes.{name}.max_wait{more}"
+        idle = self.envoy.stream_idle_timeout
+        if self.agents is not None and 0 < idle <= self.agents.merge_wait:
+            yield "agents.merge_wait: must be under envoy.stream_idle_timeout"
         if self.tickets.window < self.fallback.retry_after:
             yield "tickets.window: must not be under fallback.retry_after"
 

@@ -47,6 +47,8 @@ class Action(StrEnum):
     """Nothing yet: the call is in the queue, and `Controller.pump` will say."""
     SHED = "shed"
     REJECT = "reject"
+    MERGE = "merge"
+    """It gets the answer of an identical call of the same run."""
     PASS = "pass"  # noqa: S105
 
 

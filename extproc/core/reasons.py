@@ -25,6 +25,7 @@ class Reason(StrEnum):
     BAD_REQUEST = "bad_request"
     BODY_TOO_LARGE = "body_too_large"
     PROMPT_TOO_LONG = "prompt_too_long"
+    MERGED = "merged"
     AGENT_FANOUT = "agent_fanout"
     AGENT_DEPTH = "agent_depth"
     AGENT_BUDGET = "agent_budget"
@@ -141,6 +142,12 @@ REASONS: Mapping[Reason, Entry] = MappingProxyType(
             _error(400, "context_length_exceeded"),
             "The prompt is longer than this class or task may send.",
             "提示词超过该等级或任务允许的长度。",
+        ),
+        Reason.MERGED: Entry(
+            "agent run",
+            None,
+            "An identical call of the same run was under way; this one got its answer.",
+            "同一运行中已有相同请求在途，本请求共享其答复。",
         ),
         Reason.AGENT_FANOUT: Entry(
             "agent run",

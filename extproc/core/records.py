@@ -28,6 +28,8 @@ class Decided(msgspec.Struct, frozen=True, gc=False):
         shadow: it was decided so and not done.
         call: what was decided about, with notes of what was seen; None where nobody wants them.
         waited: how long it had waited, or None where it was decided when it came.
+        run, run_task, run_parent: the agent's run that the call is part of, its task there, and the
+            task that this was split off from, as the caller names them; "" where it does not.
     """
 
     id: str
@@ -44,6 +46,9 @@ class Decided(msgspec.Struct, frozen=True, gc=False):
     shadow: bool = False
     call: Candidate | None = None
     waited: float | None = None
+    run: str = ""
+    run_task: str = ""
+    run_parent: str = ""
 
 
 class Ended(msgspec.Struct, frozen=True, gc=False):

@@ -74,6 +74,8 @@ def replay(
 
     A call that waited and would not have had its turn yet is told to wait on.
     """
+    if past.verdict.action is Action.MERGE:
+        return past.verdict  # no gate was asked
     call = replace(past.call, notes=None)
     if service_class is not None:
         who = replace(call.classification, service_class=service_class)

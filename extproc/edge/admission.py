@@ -27,6 +27,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from extproc import contract
+from extproc.core.agents.runs import Member
 from extproc.core.breaker import Breaker, key_of
 from extproc.core.classes import Catalog, Classification
 from extproc.core.controller import (
@@ -43,13 +44,14 @@ from extproc.core.metering import Meter, Taking
 from extproc.core.reasons import Reason, ReplyRules
 from extproc.core.records import Decided, Observer, WaitEnd
 from extproc.core.standing import Notes
-from extproc.edge.agents import AgentDesk
+from extproc.edge.agents import AgentDesk, Arrival
 from extproc.edge.endings import Endings
 from extproc.edge.exchange import Editor, Judgement, Request, Resolution
 from extproc.edge.identity import IdentitySource, identify
 from extproc.edge.in_flight import UNTOUCHED, AnswerRules, InFlight
-from extproc.edge.messages import Answer, Event, Forward
+from extproc.edge.messages import Answer, Event, Extend, Forward
 from extproc.edge.responder import Case, Responder, Routing
+from extproc.edge.sharing import Shared
 from extproc.edge.ticket_desk import Claims, TicketDesk
 from extproc.edge.wording import Wording
 from extproc.openai.calls import LIMITS
@@ -88,6 +90,7 @@ class Admission:
         desk: AgentDesk | None = None,
         answers: AnswerRules = UNTOUCHED,
         claims: Claims | None = None,
+        longest_wait: float = 0.0,
     ) -> None:
         self._catalog = catalog
         self._controller = controller
@@ -115,6 +118,7 @@ class Admission:
             endings=endings,
             tickets=self._tickets,
         )
+        self._extension = Extend(longest_wait)
         self._waiting: dict[str, tuple[Case, Callable[[Resolution], None]]] = {}
         self._paying: set[str] = set()
         self.shadow = False
@@ -175,21 +179,37 @@ class Admission:
             accept_language=request.headers.get("accept-language", ""),
             arrived=now,
             later=later,
+            member=member,
         )
-        if (
-            self._desk is not None
-            and member is not None
-            and candidate.defect is None
-            and self._desk.arrive(case, member, later, now)
-        ):
-            if self.shadow:
-                self._desk.dismiss()
-                return self._conclude(case, self._waits(case, now), now)
-            self._bell()
-        elif (verdict := self._decide(case, later, now)) is not None:
+        if self._desk is not None and member is not None and candidate.defect is None:
+            kept = self._report(self._desk, case, request, member, later)
+            if kept is not None:
+                return kept
+        verdict = self._decide(case, later, now)
+        if verdict is not None:
             return self._conclude(case, verdict, now)
         case.seconds = self._clock() - now
         return Judgement(None, hold=(candidate.id, pool))
+
+    def _report(
+        self,
+        desk: AgentDesk,
+        case: Case,
+        request: Request,
+        member: Member,
+        later: Callable[[Resolution], None],
+    ) -> Judgement | None:
+        """Report a call to the agents' desk; return what is said where it stays there."""
+        now, hold = case.arrived, (case.candidate.id, case.pool)
+        arrival = desk.arrive(case, request, member, later, now, act=not self.shadow)
+        if arrival is Arrival.FOLLOWS:
+            return Judgement(self._extension, hold=hold)
+        if arrival is Arrival.GOES_ON:
+            return None
+        if self.shadow:
+            return self._conclude(case, self._waits(case, now), now)
+        self._bell()
+        return Judgement(None, hold=hold)
 
     def _decide(
         self, case: Case, later: Callable[[Resolution], None], now: float
@@ -237,7 +257,8 @@ class Admission:
         """Hear how an exchange is answered; see `extproc.edge.exchange.Gatekeeper`."""
         if event.upstream:
             self._controller.moved(*hold, event.upstream, self._clock())
-        return self._in_flight.answered(hold[0], event)
+        reaction = self._in_flight.answered(hold[0], event)
+        return reaction if self._desk is None else self._desk.answered(hold[0], event, reaction)
 
     def capacity_changed(self) -> None:
         """Hear that there may be room now; costs nothing where nobody waits."""
@@ -252,6 +273,8 @@ class Admission:
                 judged = self._decide(case, later, now)
                 if judged is not None:
                     later(partial(self._resolve, case, judged))
+            for case, later, answer in self._desk.answers():
+                later(partial(self._share, self._desk, case, answer))
         for pool in self._controller.lines:
             for decision in self._controller.pump(pool, now):
                 self._turn_came(decision.call, decision.verdict, decision.waited, now)
@@ -328,6 +351,17 @@ class Admission:
 
     def _resolve(self, case: Case, verdict: Verdict) -> Judgement:
         return self._conclude(case, verdict, self._clock())
+
+    def _share(self, desk: AgentDesk, case: Case, answer: Shared) -> Judgement:
+        """Answer a call with what another got; nothing was taken for it."""
+        began = self._clock()
+        load = self._controller.pools[case.pool].load(began)
+        verdict = Verdict(Action.MERGE, Reason.MERGED, load)
+        judgement = self._responder.shared(case, verdict, answer)
+        seconds = case.seconds + self._clock() - began
+        self._observer.decided(_record(case, verdict, seconds, shadow=False))
+        desk.merged(case.candidate.id)
+        return judgement
 
     def _pay(
         self,
@@ -436,7 +470,7 @@ def _headers(kind: str, level: Level | None) -> Headers:
 
 
 def _record(case: Case, verdict: Verdict, seconds: float, *, shadow: bool) -> Decided:
-    candidate = case.candidate
+    candidate, member = case.candidate, case.member
     classification = candidate.classification
     return Decided(
         id=candidate.id,
@@ -453,6 +487,9 @@ def _record(case: Case, verdict: Verdict, seconds: float, *, shadow: bool) -> De
         shadow=shadow,
         call=None if candidate.notes is None else candidate,
         waited=case.waited,
+        run="" if member is None else member.run,
+        run_task="" if member is None else member.task,
+        run_parent="" if member is None else member.parent,
     )
 
 

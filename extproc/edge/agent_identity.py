@@ -29,6 +29,7 @@ _ID = re.compile(rf"[!-+\--~]{{1,{LONGEST_ID}}}")
 """Printable ASCII without the comma, which separates ids."""
 _TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}.*", re.ASCII)
 _NO_TRACE = "0" * 32
+_NOTHING: Mapping[str, str] = {}
 
 Source = Callable[[Mapping[str, str], Call], Mapping[str, str]]
 """Returns what a place says, by the names of `metadata`: ``agent_run_id`` and so on."""
@@ -36,16 +37,20 @@ Source = Callable[[Mapping[str, str], Call], Mapping[str, str]]
 
 def from_headers(headers: Mapping[str, str], _call: Call) -> Mapping[str, str]:
     """Read ``x-agent-*``."""
+    if "x-agent-run-id" not in headers:
+        return _NOTHING
     return {name[2:].replace("-", "_"): headers.get(name, "") for name in _HEADERS}
 
 
 def from_metadata(_headers: Mapping[str, str], call: Call) -> Mapping[str, str]:
     """Read the body's ``metadata``."""
-    return metadata(call) if call.members.metadata else {}
+    return metadata(call) if call.members.metadata else _NOTHING
 
 
 def from_baggage(headers: Mapping[str, str], _call: Call) -> Mapping[str, str]:
     """Read W3C baggage: ``agent_run_id=…,agent_task_id=…``; dashes will do for underscores."""
+    if "baggage" not in headers:
+        return _NOTHING
     said: dict[str, str] = {}
     for pair in headers.get("baggage", "").split(","):
         name, _, value = pair.partition(";")[0].partition("=")
@@ -55,8 +60,8 @@ def from_baggage(headers: Mapping[str, str], _call: Call) -> Mapping[str, str]:
 
 def from_trace(headers: Mapping[str, str], _call: Call) -> Mapping[str, str]:
     """Take the trace of W3C ``traceparent`` for the run."""
-    match = _TRACE.fullmatch(headers.get("traceparent", ""))
-    return {} if match is None or match[1] == _NO_TRACE else {"agent_run_id": match[1]}
+    match = _TRACE.fullmatch(headers["traceparent"]) if "traceparent" in headers else None
+    return _NOTHING if match is None or match[1] == _NO_TRACE else {"agent_run_id": match[1]}
 
 
 SOURCES: Mapping[str, Source] = {
@@ -74,7 +79,7 @@ def member_of(
     """Return a call's place in its run, as the first source that names a run tells it."""
     for source in sources:
         said = source(headers, call)
-        run = _ident(said.get("agent_run_id", ""))
+        run = _ident(said.get("agent_run_id", "")) if said else ""
         if run:
             return Member(
                 owner=owner,

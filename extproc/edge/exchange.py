@@ -44,6 +44,7 @@ from extproc.edge.messages import (
     Answer,
     Continue,
     Event,
+    Extend,
     Forward,
     LabelResponse,
     Phase,
@@ -80,13 +81,14 @@ class Judgement(msgspec.Struct, frozen=True, gc=False):
     """What the gatekeeper says of a request.
 
     Attributes:
-        reply: what Envoy is told, or None where the gatekeeper will say that later.
+        reply: what Envoy is told, or None where the gatekeeper will say that later; `Extend` where
+            that may take longer than Envoy would wait.
         hold: what must be released when the exchange ends, or None.
         labels: headers for the engine's response.
         revocable: the request may still be answered by us while the engine has not answered it.
     """
 
-    reply: Forward | Answer | None
+    reply: Forward | Answer | Extend | None
     hold: tuple[str, str] | None = None
     labels: LabelResponse | None = None
     revocable: bool = False
@@ -248,7 +250,7 @@ class Exchange:
         self._hold, self._labels = judgement.hold, judgement.labels
         self._revocable = judgement.revocable
         reply = judgement.reply
-        if reply is None:
+        if reply is None or isinstance(reply, Extend):
             self.state = State.WAITING
         else:
             self.state = State.ANSWERED if isinstance(reply, Answer) else State.FORWARDED

@@ -120,4 +120,14 @@ class Stream(msgspec.Struct, frozen=True, gc=False):
     end_of_stream: bool = False
 
 
-Reply = Continue | Forward | Answer | LabelResponse | Stream
+class Extend(msgspec.Struct, frozen=True, gc=False):
+    """Wait longer for the reply to this message than ``message_timeout`` says; once for each message.
+
+    Attributes:
+        seconds: from now on; as long as the filter's ``max_message_timeout`` at most.
+    """
+
+    seconds: float
+
+
+Reply = Continue | Forward | Answer | LabelResponse | Stream | Extend

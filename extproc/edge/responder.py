@@ -15,11 +15,13 @@ from dataclasses import dataclass
 import msgspec
 
 from extproc import contract
+from extproc.core.agents.runs import Member
 from extproc.core.classes import Classification
 from extproc.core.controller import Action, Candidate, Verdict
 from extproc.core.reasons import REASONS, Reason, ReplyKind, ReplyRules
 from extproc.edge.exchange import Judgement, Resolution
 from extproc.edge.messages import Answer, Forward, LabelResponse
+from extproc.edge.sharing import Shared
 from extproc.edge.wording import Wording
 from extproc.openai import replies
 from extproc.openai.endpoints import Endpoint
@@ -68,6 +70,7 @@ class Case(msgspec.Struct, gc=False):
         accept_language: the header, or "".
         arrived: when it came, on the clock of ``now``.
         later: see `extproc.edge.exchange.Gatekeeper.judge`.
+        member: its place in an agent's run, where runs are known.
         seconds: what deciding about it has taken so far.
         waited: how long it waited, or None where it did not.
     """
@@ -81,6 +84,7 @@ class Case(msgspec.Struct, gc=False):
     accept_language: str
     arrived: float
     later: Callable[[Resolution], None]
+    member: Member | None = None
     seconds: float = 0.0
     waited: float | None = None
 
@@ -156,6 +160,19 @@ class Responder:
                 ),
             ),
             hold=(case.candidate.id, case.pool),
+        )
+
+    def shared(self, case: Case, verdict: Verdict, answer: Shared) -> Judgement:
+        """Answer a call with what an identical one got."""
+        candidate = case.candidate
+        kind = ("content-type", answer.content_type)
+        return Judgement(
+            Answer(
+                status=answer.status,
+                headers=(kind, *_labels(candidate.classification, verdict)),
+                body=answer.body,
+                metadata=_metadata(candidate, verdict.action, verdict.reason),
+            )
         )
 
     def answer(

@@ -28,6 +28,7 @@ from extproc.edge.messages import (
     Answer,
     Continue,
     Event,
+    Extend,
     Forward,
     LabelResponse,
     Phase,
@@ -144,6 +145,8 @@ def encode(reply: Reply) -> bytes:
             return _encode_stream(data, end_of_stream)
         case Forward():
             return _encode_forward(reply)
+        case Extend(seconds):
+            return _encode_extension(seconds)
         case _:
             return _encode_answer(reply)
 
@@ -171,6 +174,12 @@ def _encode_stream(data: bytes, end_of_stream: bool) -> bytes:
     streamed = response.response_body.response.body_mutation.streamed_response
     streamed.body = data
     streamed.end_of_stream = end_of_stream
+    return bytes(response.SerializeToString())
+
+
+def _encode_extension(seconds: float) -> bytes:
+    response = pb.ProcessingResponse()
+    response.override_message_timeout.FromNanoseconds(round(seconds * 1e9))
     return bytes(response.SerializeToString())
 
 

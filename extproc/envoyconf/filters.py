@@ -103,6 +103,7 @@ def ext_proc(config: Config) -> ExternalProcessor:
         failure_mode_allow=envoy.failure_mode == "open",
         status_on_error=HttpStatus(code=StatusCode(envoy.status_on_error)),
         message_timeout=timedelta(seconds=envoy.message_timeout),
+        max_message_timeout=_longest(config),
         processing_mode=ProcessingMode(
             request_header_mode=ProcessingModeHeaderSendMode.SKIP,
             request_body_mode=ProcessingModeBodySendMode.BUFFERED,
@@ -124,6 +125,12 @@ def ext_proc(config: Config) -> ExternalProcessor:
         ),
         stat_prefix=contract.FILTER_NAME,
     )
+
+
+def _longest(config: Config) -> timedelta | None:
+    """Return how far the processor may put off its reply, where it may have to."""
+    longest = contract.longest_wait(config)
+    return timedelta(seconds=longest) if longest > config.envoy.message_timeout else None
 
 
 def processor_service() -> GrpcService:

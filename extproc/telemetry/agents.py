@@ -36,6 +36,16 @@ class AgentCollector(Collector):
         yield CounterMetricFamily(
             "tidegate_agent_runs", "Runs of which a call was let in.", agents.runs_begun
         )
+        yield CounterMetricFamily(
+            "tidegate_agent_merged_calls",
+            "Calls that were answered with what an identical call of their run got.",
+            agents.merged_calls,
+        )
+        yield CounterMetricFamily(
+            "tidegate_agent_tokens_saved",
+            "Tokens that engines would have read and written for those.",
+            agents.tokens_saved,
+        )
         yield GaugeMetricFamily(
             "tidegate_agent_runs_known", "Runs that are remembered.", len(agents.runs)
         )
@@ -48,4 +58,9 @@ class AgentCollector(Collector):
             "tidegate_agent_calls_waiting",
             "Calls that wait for the tasks that they depend on.",
             agents.waiting,
+        )
+        yield GaugeMetricFamily(
+            "tidegate_agent_calls_following",
+            "Calls that wait for the answer of an identical one.",
+            agents.following,
         )

@@ -84,6 +84,9 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     service_class: str
     request_id: str = ""
     task: str = ""
+    run: str = ""
+    run_task: str = ""
+    run_parent: str = ""
     threshold: float | None = None
     value: float | None = None
     retry_after: float | None = None
@@ -125,6 +128,9 @@ def line_of(record: Decided, at: float) -> Line:
         service_class=record.service_class,
         request_id=record.request_id,
         task=record.task,
+        run=record.run,
+        run_task=record.run_task,
+        run_parent=record.run_parent,
         threshold=verdict.threshold,
         value=verdict.value,
         retry_after=verdict.retry_after,

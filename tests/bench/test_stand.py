@@ -26,7 +26,8 @@ def manager(edit: stand.Edit) -> dict[str, Any]:
 
 
 def ext_proc(edit: stand.Edit) -> dict[str, Any]:
-    return dict(manager(edit)["http_filters"][0]["typed_config"])
+    [found] = [each for each in manager(edit)["http_filters"] if each["name"] == "tidegate"]
+    return dict(found["typed_config"])
 
 
 def test_the_subject_runs_what_tidegate_generates() -> None:

@@ -202,6 +202,10 @@ def test_durations_and_sizes_are_written_as_people_do() -> None:
             ],
         ),
         (
+            "agents: {merge_wait: 10m}\n",
+            ["line 1: agents.merge_wait: must be under envoy.stream_idle_timeout"],
+        ),
+        (
             "breaker: {open_for: 2m, longest: 1m}\n",
             ["line 1: breaker: longest must not be under open_for"],
         ),

@@ -174,7 +174,7 @@ def test_every_reason_that_refuses_has_a_reply_and_words_in_both_languages() -> 
         assert entry.en.endswith(".")
         assert entry.zh.endswith("。")
     passing = [reason for reason, entry in REASONS.items() if entry.reply is None]
-    assert passing == [Reason.ADMITTED, Reason.UNMANAGED, Reason.WAITING]
+    assert passing == [Reason.ADMITTED, Reason.UNMANAGED, Reason.MERGED, Reason.WAITING]
 
 
 def test_reply_rules_take_the_first_override_that_matches() -> None:

@@ -29,6 +29,7 @@ from extproc.edge.messages import (
     Answer,
     Continue,
     Event,
+    Extend,
     Forward,
     LabelResponse,
     Phase,
@@ -297,6 +298,10 @@ def test_labels_that_no_other_response_has_come_after_those_that_repeat() -> Non
     told = [reply.to_dict()["responseHeaders"]["response"]["headerMutation"] for reply in left]
     assert [len(each["setHeaders"]) for each in told] == [2, 2]
     assert told[0] != told[1]
+
+
+def test_envoy_is_asked_to_wait_longer() -> None:
+    assert encode(Extend(135.5)).to_dict() == {"overrideMessageTimeout": "135.500s"}
 
 
 @given(st.binary(max_size=200))

@@ -26,7 +26,10 @@ def test_runs_are_counted_and_never_named() -> None:
         'tidegate_agent_calls_total{kind="sub_agent"} 1.0',
         'tidegate_agent_calls_total{kind="unnamed"} 1.0',
         "tidegate_agent_runs_total 1.0",
+        "tidegate_agent_merged_calls_total 0.0",
+        "tidegate_agent_tokens_saved_total 0.0",
         "tidegate_agent_runs_known 1.0",
         "tidegate_agent_entries 5.0",
         "tidegate_agent_calls_waiting 1.0",
+        "tidegate_agent_calls_following 0.0",
     ]

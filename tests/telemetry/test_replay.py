@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.capacity import Pool, PoolLimits
+from extproc.core.capacity import Load, Pool, PoolLimits
 from extproc.core.classes import Classification, ServiceClass
 from extproc.core.controller import (
     Action,
@@ -317,3 +317,16 @@ def test_strict_calls_meet_no_mark() -> None:
     past = past_of(refused_line(service_class="P0", rules={"rank": 0, "strict": True}, met=met))
 
     assert Marks([P0]).standing(past, 0.0) == past.notes.standing
+
+
+def test_what_was_merged_comes_out_as_it_was() -> None:
+    verdict = Verdict(Action.MERGE, Reason.MERGED, Load(None, 1.0, 0, 1))
+    record = Decided(
+        *("x", "", "qwen", "chat", "acme", "P1", "", 9, 9, verdict, 1e-4),
+        run="r",
+        run_task="t",
+        run_parent="root",
+    )
+    line = decode(encode(line_of(record, at=0.0)))
+    assert (line.run, line.run_task, line.run_parent) == ("r", "t", "root")
+    assert replay(past_of(line)) == verdict

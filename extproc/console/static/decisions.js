@@ -10,7 +10,7 @@ import { t, trouble } from "./words.js";
 
 const PAGE = 50;
 const LIVE_KEPT = 100;
-const VERDICTS = ["admit", "shed", "reject", "wait"];
+const VERDICTS = ["admit", "merge", "shed", "reject", "wait"];
 
 const view = {
   filter: { service_class: "", verdict: "", tenant: "", reason: "" },

@@ -121,6 +121,7 @@ const WORDS = {
   "reason.engine_error": ["engine error", "引擎出错"],
   "reason.engine_timeout": ["engine timeout", "引擎超时"],
   "reason.shutting_down": ["shutting down", "正在停机"],
+  "reason.merged": ["shared another's answer", "共享相同请求的答复"],
   "reason.agent_fanout": ["agent fan-out", "子任务过多"],
   "reason.agent_depth": ["agent depth", "嵌套过深"],
   "reason.agent_budget": ["agent budget", "任务预算用尽"],
@@ -135,6 +136,7 @@ const WORDS = {
   "verdict.shed": ["turned away", "拒绝"],
   "verdict.reject": ["rejected", "驳回"],
   "verdict.wait": ["waits", "排队"],
+  "verdict.merge": ["shared", "共享"],
 
   "scarce.kv_cache": ["KV cache", "KV 缓存"],
   "scarce.concurrency": ["concurrency", "并发"],

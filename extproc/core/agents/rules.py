@@ -19,6 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import msgspec
+
 from extproc.core.agents.dependencies import Standing, Unknown, standing
 from extproc.core.agents.loops import Repeats
 from extproc.core.agents.runs import CAPACITY, TASKS, Member, Owner, Run, Runs, Task, leads_to
@@ -78,12 +80,12 @@ class Kind(StrEnum):
     UNNAMED = "unnamed"
 
 
-@dataclass(slots=True, eq=False)
-class _Live:
+class _Live(msgspec.Struct, eq=False):
     """A call that is not over.
 
     ``run`` is None where it names none; ``depth``: its distance from the root; ``refusal``: what spoke against it when it came; ``counted``:
-    the run's limits have let it pass; ``admitted``: it went to an engine.
+    the run's limits have let it pass; ``following``: it waits for the answer of another;
+    ``admitted``: it went to an engine.
     """
 
     member: Member
@@ -93,7 +95,12 @@ class _Live:
     depth: int = 0
     refusal: Refusal | None = None
     counted: bool = False
+    following: bool = False
     admitted: bool = False
+
+
+_NO_TASK = Task()
+"""What calls of no run work on; nothing is noted of it."""
 
 
 class Agents:
@@ -102,6 +109,9 @@ class Agents:
     Attributes:
         admitted_calls: calls that were let in, by kind.
         runs_begun: runs of which a call was let in.
+        merged_calls: calls that were answered with what another got.
+        tokens_saved: that engines would have read and written for those.
+        following: calls that wait for the answer of another.
     """
 
     def __init__(self, policy: Policy, *, capacity: int = CAPACITY) -> None:
@@ -109,6 +119,9 @@ class Agents:
         self.runs = Runs(idle_after=policy.idle_after, capacity=capacity)
         self.admitted_calls: Counter[Kind] = Counter()
         self.runs_begun = 0
+        self.merged_calls = 0
+        self.tokens_saved = 0
+        self.following = 0
         self._live: dict[str, _Live] = {}
         self._unnamed: Counter[Owner] = Counter()
         self._pending: dict[Run, list[str]] = {}
@@ -141,7 +154,7 @@ class Agents:
         """
         if not member.run:
             self._unnamed[member.owner] += 1
-            self._live[exchange] = _Live(member, print_, None, Task())
+            self._live[exchange] = _Live(member, print_, None, _NO_TASK)
             return False
         run = self.runs.of(member.owner, member.run, service_class, now)
         entries = run.entries
@@ -176,15 +189,35 @@ class Agents:
             live.run.began = now
             self.runs_begun += 1
 
-    def released(self, exchange: str, now: float) -> None:
-        """Note that a call was turned away, or left before it was let in.
+    def follow(self, exchange: str) -> bool:
+        """Let a call wait for the answer of another, if its place in the run allows; say whether.
+
+        It makes its task one of the run's, and costs the run nothing else.
+        """
+        live = self._live[exchange]
+        if live.run is None or live.refusal or _misplaced(live.run, live, self._limits(live)):
+            return False
+        live.following = True
+        self.following += 1
+        self._count_task(live)
+        return True
+
+    def merged(self, exchange: str, now: float) -> None:
+        """Note that a call was answered with what another got."""
+        self.merged_calls += 1
+        self.following -= 1
+        self._over(exchange, now, failed=False)
+
+    def released(self, exchange: str, now: float) -> bool:
+        """Note that a call was turned away, or left before it was let in; say whether that is so.
 
         Harmless where it was let in (`ended` tells of its end), and where it is not known (any more).
         """
         live = self._live.get(exchange)
         if live is None or live.admitted:
-            return
+            return False
         run = live.run
+        self._unfollow(live)
         if run is not None and run.repeats is not None and live.counted:
             entries = run.entries
             run.calls -= 1
@@ -192,6 +225,13 @@ class Agents:
             run.repeats.undo(live.print_)
             self.runs.changed(run, entries, now)
         self._over(exchange, now, failed=True)
+        return True
+
+    def _unfollow(self, live: _Live) -> None:
+        if live.following:
+            live.following = False
+            self.following -= 1
+            live.task.calls -= 1
 
     def ended(self, exchange: str, now: float, *, completed: bool, tokens: int) -> None:
         """Note that a call that was let in is over; harmless where it is not known (any more)."""
@@ -224,14 +264,22 @@ class Agents:
         """How many calls wait for their predecessors."""
         return sum(map(len, self._pending.values()))
 
+    def pending(self, exchange: str) -> bool:
+        """Say whether a call has to wait for its predecessors."""
+        live = self._live.get(exchange)
+        return (
+            live is not None
+            and live.run is not None
+            and exchange in self._pending.get(live.run, ())
+        )
+
     def ready(self, now: float) -> list[str]:
         """Return the calls that need not, or must not, wait any longer for their predecessors."""
         while self._deadlines and self._deadlines[0][0] <= now:
             _, exchange = self._deadlines.popleft()
             live = self._live.get(exchange)
-            run = None if live is None else live.run
-            if run is not None and exchange in self._pending.get(run, ()):
-                self._unlist(run, exchange)
+            if live is not None and live.run is not None and self.pending(exchange):
+                self._unlist(live.run, exchange)
                 self._ready.append(exchange)
         found, self._ready = self._ready, []
         return [each for each in found if each in self._live]
@@ -264,27 +312,38 @@ class Agents:
         live = self._live.get(exchange)
         if live is None:
             return None
-        run, owner = live.run, live.member.owner
-        limits = self.policy.tenants.get(owner.tenant, self.policy.limits)
+        run, limits = live.run, self._limits(live)
         if run is None:
-            busy = self._unnamed[owner]
+            busy = self._unnamed[live.member.owner]
             return None if strict else _beyond(Reason.AGENT_BUDGET, limits.unnamed, busy)
         if live.counted:
             return None
-        refusal = live.refusal or _exceeded(run, live, limits) or self._unmet(run, live)
+        self._unfollow(live)
+        refusal = (
+            live.refusal
+            or _misplaced(run, live, limits)
+            or _exceeded(run, live, limits)
+            or self._unmet(run, live)
+        )
         if refusal is None:
             self._count(run, live)
         return refusal
 
     def _count(self, run: Run, live: _Live) -> None:
-        entries, task = run.entries, live.task
+        entries = run.entries
         live.counted = True
         run.calls += 1
-        task.calls += 1
-        task.parent, task.depth = live.member.parent, live.depth
+        self._count_task(live)
         run.repeats = run.repeats or Repeats()
         run.repeats.add(live.print_)
         self.runs.changed(run, entries, run.last)
+
+    def _count_task(self, live: _Live) -> None:
+        live.task.calls += 1
+        live.task.parent, live.task.depth = live.member.parent, live.depth
+
+    def _limits(self, live: _Live) -> RunLimits:
+        return self.policy.tenants.get(live.member.owner.tenant, self.policy.limits)
 
     def _unmet(self, run: Run, live: _Live) -> Refusal | None:
         met = standing(run, live.member, self.policy.unknown) is Standing.MET
@@ -302,13 +361,16 @@ class AgentGate:
         return self._agents.ask(call.id, strict=call.classification.service_class.strict)
 
 
+def _misplaced(run: Run, live: _Live, limits: RunLimits) -> Refusal | None:
+    if not live.depth:
+        return None
+    refusal = _beyond(Reason.AGENT_DEPTH, limits.depth, live.depth)
+    if refusal is None and not live.task.sub_agent:
+        refusal = _beyond(Reason.AGENT_FANOUT, limits.sub_agents, run.sub_agents + 1)
+    return refusal
+
+
 def _exceeded(run: Run, live: _Live, limits: RunLimits) -> Refusal | None:
-    if live.depth:
-        refusal = _beyond(Reason.AGENT_DEPTH, limits.depth, live.depth)
-        if refusal is None and not live.task.sub_agent:
-            refusal = _beyond(Reason.AGENT_FANOUT, limits.sub_agents, run.sub_agents + 1)
-        if refusal is not None:
-            return refusal
     return (
         _beyond(Reason.AGENT_BUDGET, limits.calls, run.calls + 1)
         or _beyond(Reason.AGENT_BUDGET, limits.tokens, run.tokens + 1)

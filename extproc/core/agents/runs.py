@@ -14,8 +14,9 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from extproc.core.agents.loops import Repeats
 from extproc.core.classes import ServiceClass
@@ -35,8 +36,7 @@ class Owner(NamedTuple):
     trusted: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(msgspec.Struct, frozen=True, gc=False):
     """What a call says of its place among the calls of an agent.
 
     Attributes:

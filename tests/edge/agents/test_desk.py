@@ -7,108 +7,14 @@ from typing import Any
 
 import pytest
 
-from extproc.core.agents.rules import AgentGate, Agents, Policy, RunLimits
-from extproc.core.capacity import Pool, PoolLimits
-from extproc.core.classes import Catalog, ServiceClass, Task, Tenant
-from extproc.core.controller import Controller, Line, RequestLimits
+from extproc.core.agents.rules import RunLimits
 from extproc.core.outcomes import Outcome
-from extproc.core.queue import Queue, QueueLimits
-from extproc.core.reasons import ReplyRules
-from extproc.core.records import Decided, Ended, WaitEnd
-from extproc.core.tickets import Tickets
-from extproc.edge.admission import Admission
-from extproc.edge.agent_identity import SOURCES
-from extproc.edge.agents import AgentDesk
-from extproc.edge.endings import Endings
-from extproc.edge.exchange import Judgement, Request, Resolution
-from extproc.edge.identity import FromHeader
+from extproc.edge.exchange import Judgement, Request
 from extproc.edge.messages import Answer, Forward
-from extproc.edge.responder import Routing
-from extproc.edge.wording import Wording
 
-P1 = ServiceClass("P1", 0, max_wait=3.0)
-P2 = ServiceClass("P2", 1)
 CHAT: dict[str, Any] = {"model": "qwen", "messages": [{"role": "user", "content": "hi"}]}
-
-
-class House:
-    """A gatekeeper with a desk for agents, at a clock that a test sets; ``room`` calls fit."""
-
-    def __init__(self, room: int = 100, **policy: Any) -> None:
-        self.now = 100.0
-        self.rung = 0
-        self.records: list[Decided] = []
-        self.ready: list[Resolution] = []
-        self.agents = Agents(Policy(**policy))
-        self.desk = AgentDesk(
-            self.agents,
-            tuple(SOURCES.values()),
-            default_tenant="anonymous",
-            clock=lambda: self.now,
-            bell=self.ring,
-        )
-        pool = Pool("qwen", PoolLimits(room, stale_after=1.0, unknown_after=30.0), (P1, P2))
-        pool.join("e")
-        self.queue = Queue(QueueLimits(100, 1 << 20), (P1, P2))
-        line = Line(self.queue, Tickets(b"a key for the tests", window=60.0), 0.0)
-        gates = (RequestLimits(max_body=1 << 16), AgentGate(self.agents))
-        numbers = iter(range(1_000_000))
-        self.admission = Admission(
-            catalog=Catalog(
-                (P1, P2),
-                {"acme": Tenant("acme", P1)},
-                Tenant("anonymous", P2),
-                {"low": Task("low", ceiling=P2)},
-                {},
-                {},
-            ),
-            controller=Controller({"qwen": pool}, gates, {"qwen": line}),
-            routing=Routing({"qwen": "qwen"}, "qwen", frozenset(), name_pool=False),
-            sources=(FromHeader("x-tenant-id", trusted=True),),
-            reply_rules=ReplyRules(),
-            wording=Wording({"en": "later"}, "en", "shed", 15, refusal=False),
-            max_body=1 << 16,
-            pass_unreadable=False,
-            observer=self,
-            endings=Endings(lambda _: None, lambda: self.now),
-            new_id=lambda: f"id{next(numbers)}",
-            clock=lambda: self.now,
-            wall_clock=lambda: 1796075036.0,
-            bell=self.ring,
-            desk=self.desk,
-        )
-
-    def ring(self) -> None:
-        self.rung += 1
-
-    def decided(self, record: Decided) -> None:
-        self.records.append(record)
-
-    def waited(self, pool: str, service_class: str, end: WaitEnd, seconds: float) -> None: ...
-
-    def ended(self, record: Ended) -> None: ...
-
-    def ask(self, body: object = None, tenant: str = "acme", **agent: str) -> Judgement:
-        headers = {f"x-agent-{name.replace('_', '-')}": value for name, value in agent.items()}
-        request = Request(
-            "/v1/chat/completions",
-            "r",
-            {"x-tenant-id": tenant, **headers},
-            {},
-            json.dumps(CHAT if body is None else body).encode(),
-        )
-        return self.admission.judge(request, lambda resolution: self.ready.append(resolution))
-
-    def end(self, judgement: Judgement, outcome: Outcome = Outcome.COMPLETED) -> None:
-        assert judgement.hold is not None
-        self.admission.release(judgement.hold)
-        ident, _ = judgement.hold
-        self.desk.ended(Ended(ident, "acme", "P1", "qwen", outcome, 10, 20, 1.0))
-
-    def pump(self) -> list[Judgement]:
-        self.admission.pump()
-        ready, self.ready = self.ready, []
-        return [each() for each in ready]
+AgentHouse = Any
+"""The fixture of `conftest` that makes a gatekeeper."""
 
 
 def refused(judgement: Judgement) -> tuple[str, dict[str, str], Any]:
@@ -119,8 +25,10 @@ def refused(judgement: Judgement) -> tuple[str, dict[str, str], Any]:
     return headers["x-tidegate-reason"], headers, json.loads(reply.body)["error"]
 
 
-def test_an_orchestrator_is_told_what_to_do_and_its_client_not_to_try_again() -> None:
-    house = House(limits=RunLimits(repeats=2))
+def test_an_orchestrator_is_told_what_to_do_and_its_client_not_to_try_again(
+    agent_house: AgentHouse,
+) -> None:
+    house = agent_house(limits=RunLimits(repeats=2))
     for _ in range(2):
         house.end(house.ask(run_id="r"))
     reason, headers, error = refused(house.ask(run_id="r"))
@@ -136,16 +44,16 @@ def test_an_orchestrator_is_told_what_to_do_and_its_client_not_to_try_again() ->
     }
 
 
-def test_sub_agents_are_counted_by_run_and_tenant() -> None:
-    house = House(limits=RunLimits(sub_agents=1, repeats=None))
+def test_sub_agents_are_counted_by_run_and_tenant(agent_house: AgentHouse) -> None:
+    house = agent_house(limits=RunLimits(sub_agents=1, repeats=None))
     assert isinstance(house.ask(run_id="r", task_id="a", parent_id="root").reply, Forward)
     assert refused(house.ask(run_id="r", task_id="b", parent_id="root"))[0] == "agent_fanout"
     for other in ({"run_id": "s"}, {"run_id": "r", "tenant": "other"}):
         assert isinstance(house.ask(task_id="b", parent_id="root", **other).reply, Forward)
 
 
-def test_bodies_that_cannot_be_read_belong_to_no_run() -> None:
-    house = House()
+def test_bodies_that_cannot_be_read_belong_to_no_run(agent_house: AgentHouse) -> None:
+    house = agent_house()
     odd: tuple[Any, ...] = ([], {"model": "qwen", "messages": [], "n": []})
     for body in odd:
         assert isinstance(house.ask(body, run_id="r").reply, Answer)
@@ -153,8 +61,8 @@ def test_bodies_that_cannot_be_read_belong_to_no_run() -> None:
     assert not house.agents._live
 
 
-def test_a_successor_waits_for_its_predecessor_and_is_then_judged() -> None:
-    house = House()
+def test_a_successor_waits_for_its_predecessor_and_is_then_judged(agent_house: AgentHouse) -> None:
+    house = agent_house()
     first = house.ask(run_id="r", task_id="first")
     second = house.ask(run_id="r", task_id="second", depends_on="first")
     assert second.reply is None
@@ -170,8 +78,8 @@ def test_a_successor_waits_for_its_predecessor_and_is_then_judged() -> None:
     assert not house.agents._live
 
 
-def test_a_successor_whose_predecessor_fails_is_refused() -> None:
-    house = House()
+def test_a_successor_whose_predecessor_fails_is_refused(agent_house: AgentHouse) -> None:
+    house = agent_house()
     first = house.ask(run_id="r", task_id="first")
     house.ask(run_id="r", task_id="second", depends_on="first")
     house.end(first, Outcome.ENGINE_ERROR)
@@ -180,8 +88,8 @@ def test_a_successor_whose_predecessor_fails_is_refused() -> None:
     assert not house.agents._live
 
 
-def test_a_successor_may_have_to_wait_for_capacity_after_that() -> None:
-    house = House(room=2)
+def test_a_successor_may_have_to_wait_for_capacity_after_that(agent_house: AgentHouse) -> None:
+    house = agent_house(room=2)
     other = house.ask(tenant="acme")
     first = house.ask(run_id="r", task_id="first")
     second = house.ask(run_id="r", task_id="second", depends_on="first")
@@ -195,8 +103,8 @@ def test_a_successor_may_have_to_wait_for_capacity_after_that() -> None:
     assert second.hold is not None
 
 
-def test_who_leaves_while_waiting_leaves_nothing() -> None:
-    house = House()
+def test_who_leaves_while_waiting_leaves_nothing(agent_house: AgentHouse) -> None:
+    house = agent_house()
     house.ask(run_id="r", task_id="first")
     second = house.ask(run_id="r", task_id="second", depends_on="first")
     third = house.ask(run_id="r", task_id="third", depends_on="second")
@@ -209,8 +117,8 @@ def test_who_leaves_while_waiting_leaves_nothing() -> None:
     assert [live.member.task for live in house.agents._live.values()] == ["first"]
 
 
-def test_who_leaves_the_queue_uses_nothing_up() -> None:
-    house = House(room=1, limits=RunLimits(repeats=1))
+def test_who_leaves_the_queue_uses_nothing_up(agent_house: AgentHouse) -> None:
+    house = agent_house(room=1, limits=RunLimits(repeats=1))
     first = house.ask()
     for _ in range(3):
         waiting = house.ask(run_id="r")
@@ -222,8 +130,8 @@ def test_who_leaves_the_queue_uses_nothing_up() -> None:
     assert refused(house.ask(run_id="r"))[0] == "agent_loop"
 
 
-def test_sub_calls_take_the_class_of_the_root_and_no_higher_one() -> None:
-    house = House()
+def test_sub_calls_take_the_class_of_the_root_and_no_higher_one(agent_house: AgentHouse) -> None:
+    house = agent_house()
     headers = {"x-tenant-id": "acme", "x-task-type": "low", "x-agent-run-id": "r"}
     chat = json.dumps({"model": "qwen", "messages": []}).encode()
     request = Request("/v1/chat/completions", "r", headers, {}, chat)
@@ -238,8 +146,8 @@ def test_sub_calls_take_the_class_of_the_root_and_no_higher_one() -> None:
     assert [record.service_class for record in house.records[2:]] == ["P1", "P1", "P2"]
 
 
-def test_a_run_that_was_let_in_goes_before_a_new_one() -> None:
-    house = House(room=1, limits=RunLimits(repeats=None))
+def test_a_run_that_was_let_in_goes_before_a_new_one(agent_house: AgentHouse) -> None:
+    house = agent_house(room=1, limits=RunLimits(repeats=None))
     first = house.ask(run_id="r")
     house.now += 1.0
     new = house.ask(run_id="new", tenant="acme")
@@ -250,8 +158,10 @@ def test_a_run_that_was_let_in_goes_before_a_new_one() -> None:
     assert judgement.hold == old.hold
 
 
-def test_a_fault_of_ours_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    house = House()
+def test_a_fault_of_ours_leaves_nothing(
+    agent_house: AgentHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = agent_house()
 
     def broken(*_: object) -> None:
         raise RuntimeError("a fault of ours")
@@ -262,12 +172,12 @@ def test_a_fault_of_ours_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     assert not house.agents._live
 
 
-def test_in_shadow_mode_nobody_waits_and_nobody_is_refused() -> None:
-    house = House(limits=RunLimits(repeats=1))
+def test_in_shadow_mode_nobody_waits_and_nobody_is_refused(agent_house: AgentHouse) -> None:
+    house = agent_house(limits=RunLimits(repeats=1))
     first = house.ask(run_id="r", task_id="first")
     second = house.ask(run_id="r", task_id="second", depends_on="first", body={**CHAT, "n": 2})
     assert second.reply is None
-    house.admission.switch(RequestLimits(1 << 16), shadow=True)
+    house.admission.switch(house.open_gate, shadow=True)
     [judgement] = [each() for each in house.ready]
     assert isinstance(judgement.reply, Forward)
     third = house.ask(run_id="r", task_id="third", depends_on="first")
@@ -282,3 +192,13 @@ def test_in_shadow_mode_nobody_waits_and_nobody_is_refused() -> None:
     for each in (first, judgement, third, fourth):
         house.end(each)
     assert not house.agents._live
+
+
+def test_decisions_tell_the_tree_of_a_run(agent_house: AgentHouse) -> None:
+    house = agent_house()
+    house.ask(run_id="r", task_id="a", parent_id="root")
+    house.ask()
+    assert [(r.run, r.run_task, r.run_parent) for r in house.records] == [
+        ("r", "a", "root"),
+        ("", "", ""),
+    ]
