@@ -25,6 +25,7 @@ from zoneinfo import ZoneInfo
 import sqlalchemy as sa
 
 from extproc.core.outcomes import Outcome
+from extproc.quota import campaign
 from extproc.quota import outbox as outbox_module
 from extproc.quota.database import open_database
 from extproc.quota.journal import Journal
@@ -45,9 +46,13 @@ def hold(ident: str, at: float = JULY) -> Hold:
 
 
 def end(
-    ident: str, tokens: int, outcome: Outcome = Outcome.COMPLETED, at: float = JULY
+    ident: str,
+    tokens: int,
+    outcome: Outcome = Outcome.COMPLETED,
+    at: float = JULY,
+    tenant: str = "pay",
 ) -> Settlement:
-    return Settlement(ident, "pay", "free", outcome, tokens, False, at)
+    return Settlement(ident, tenant, "free", outcome, tokens, False, at)
 
 
 # The life before, in June: one call settled, one left running in the ledger, two records still in
@@ -59,10 +64,10 @@ BEFORE: tuple[Step, Step] = (
 )
 STEPS: tuple[Step, ...] = (
     [hold("a"), hold("b"), hold("c")],
-    [end("a", 10), end("b", 0, Outcome.TIMEOUT), end("alone", 20)],
+    [end("a", 10), end("b", 0, Outcome.TIMEOUT), end("alone", 20), end("much", 900, tenant="much")],
     [hold("d"), end("d", 40), end("c", 0, Outcome.ENGINE_REJECTED), hold("running")],
 )
-TOKENS = {"june-done": 1, "june-late": 2, "a": 10, "alone": 20, "d": 40}
+TOKENS = {"june-done": 1, "june-late": 2, "a": 10, "alone": 20, "d": 40, "much": 900}
 
 
 class Listener:
@@ -145,15 +150,14 @@ def _place(coroutine: Any) -> str:
 
 
 def watch(engine: sa.Engine, point: Callable[[str], None]) -> None:
-    """Make every statement in the ledger a point, and every commit two."""
+    """Make every statement and commit in the ledger a point: what is on the disk is then as before it.
+
+    As after it, it is at the next point.
+    """
 
     @sa.event.listens_for(engine, "before_cursor_execute")
     def _statement(*args: Any) -> None:
         point("ledger " + " ".join(args[2].split())[:80])
-
-    @sa.event.listens_for(engine, "after_cursor_execute")
-    def _executed(*args: Any) -> None:
-        point("ledger after " + " ".join(args[2].split())[:80])
 
     @sa.event.listens_for(engine, "commit")
     def _commit(_connection: Any) -> None:
@@ -195,6 +199,9 @@ async def live(
             await asyncio.sleep(0.001)
         await outbox.drain(60)
         running.cancel()
+    if now == JULY:  # an operator makes up for a bad day; killed, he does so again
+        for _ in campaign.apply(engine, "618", campaign.Rule.of(0.25, 0.25), round(1000 * now)):
+            pass
     engine.dispose()
 
 
@@ -254,10 +261,18 @@ def judge(home: Path, url: str, acked: set[str]) -> list[str]:
         if pending := rows("SELECT id FROM holds WHERE state = 'pending'"):
             problems.append(f"still held: {pending}")
         june = sum(used for key, used in wanted.items() if key.startswith("june"))
-        july = sum(wanted.values()) - june
-        balances = rows("SELECT available, used FROM subscriptions ORDER BY starts_at")
-        if balances != [(0, june), (1000 - july, july)]:
-            problems.append(f"balances {balances}, the model says {june} and {july} used")
+        july = sum(wanted.values()) - june - wanted.get("much", 0)
+        # The campaign made the use of July 0 where it was little, and gave a quarter where not.
+        model = [("pay", 0, june), ("pay", 1000, 0)]
+        if "much" in wanted:
+            model.insert(0, ("much", 350, 900))
+        balances = rows("SELECT tenant, available, used FROM subscriptions ORDER BY 1, starts_at")
+        if [each for each in balances if each != ("much", 1000, 0)] != model:
+            problems.append(f"balances {balances}, the model says {model}")
+        amends = rows("SELECT kind, available FROM transactions WHERE kind IN ('reset', 'bonus')")
+        due = [("reset", july)] * (july > 0) + [("bonus", 250)] * ("much" in wanted)
+        if sorted(amends) != sorted(due):
+            problems.append(f"compensated {amends}, the model says {due}")
         if rows("SELECT 1 FROM entries GROUP BY transaction_id HAVING SUM(amount) <> 0"):
             problems.append("a transaction does not add up")
     engine.dispose()
@@ -343,6 +358,7 @@ def main(url: str, folder: Path, occurrences: int) -> dict[str, Any]:
     began = time.monotonic()
     outbox_module.GATHER_SECONDS = outbox_module.LOOK_SECONDS = 0.001
     outbox_module.SWEEP_SECONDS = 0.0
+    campaign.BATCH = 2
     ground = Ground(url, folder)
     _, problems, seen = run(ground, None)
     failures = {"without a kill": problems} if problems else {}

@@ -13,7 +13,7 @@ from alembic.runtime.migration import MigrationContext
 
 from extproc.core.outcomes import Outcome
 from extproc.quota import booking
-from extproc.quota.database import migrate, open_database, writing
+from extproc.quota.database import REVISION, migrate, open_database, writing
 from extproc.quota.errors import LedgerUnavailableError
 from extproc.quota.ledger import ABANDONED_SECONDS, KEEP_HOLDS_SECONDS, Ledger, Started
 from extproc.quota.schema import Kind, metadata
@@ -196,6 +196,10 @@ def test_balances_can_be_made_anew_from_the_entries(books: Any) -> None:
 def test_the_steps_make_the_tables_that_the_code_speaks_of(books: Any) -> None:
     with books.engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+
+
+def test_the_last_step_is_the_one_that_the_code_expects(books: Any) -> None:
+    assert books.rows("SELECT version_num FROM alembic_version") == [(REVISION,)]
 
 
 def test_several_may_make_the_tables_at_once(database_url: str) -> None:
