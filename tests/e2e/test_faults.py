@@ -245,7 +245,8 @@ pools:
 """
 
     @pytest.mark.parametrize(
-        "fault", [each for each in MetricsFault if each is not MetricsFault.NONE]
+        "fault",
+        [each for each in MetricsFault if each not in (MetricsFault.NONE, MetricsFault.UNSIZED)],
     )
     async def test_an_unreadable_endpoint_is_not_idle_and_delays_no_other(
         self, stand_with: Any, fault: MetricsFault
