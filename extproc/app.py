@@ -251,7 +251,7 @@ def build(config: Config) -> Tidegate:
         bell=pump.ring,
         breaker=breaker,
         desk=desk,
-        answers=parts.answer_rules(config),
+        answers=parts.answer_rules(config, pools, clock),
         claims=None if sharing is None else sharing.claims,
         longest_wait=contract.longest_wait(config),
     )

@@ -36,6 +36,7 @@ from extproc.edge.in_flight import AnswerRules
 from extproc.edge.pump import Pump
 from extproc.edge.responder import Routing
 from extproc.edge.wording import Wording
+from extproc.engines.load_report import read_load_report
 from extproc.quota.errors import QuotaError
 from extproc.sharing.room import Sharing
 from extproc.telemetry.decision_log import DecisionLog
@@ -171,11 +172,20 @@ def reply_rules(config: Config) -> ReplyRules:
     )
 
 
-def answer_rules(config: Config) -> AnswerRules:
-    """Return what is done about answers."""
+def answer_rules(
+    config: Config, pools: Mapping[str, Pool], clock: Callable[[], float]
+) -> AnswerRules:
+    """Return what is done about answers; what they tell of their engines goes to the pools."""
+
+    def reported(pool: str, endpoint: str, header: str) -> None:
+        report = read_load_report(header)
+        if report is not None:
+            pools[pool].report(endpoint, report.kv_usage, report.waiting, clock())
+
     return AnswerRules(
         replaced=frozenset(map(str, config.fallback.engine_statuses)),
         read_usage=config.envoy.usage_source == "ext_proc",
+        reported=reported,
     )
 
 

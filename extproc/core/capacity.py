@@ -187,6 +187,14 @@ class Pool:
         self._survey(now)
         self._refresh(now)
 
+    def report(self, endpoint: str, kv_usage: float, waiting: int, now: float) -> None:
+        """Take what an engine said of its load beside an answer; see `Endpoint.report`."""
+        state = self.endpoints.get(endpoint)
+        if state is not None and state.report(kv_usage, waiting, now):
+            self._changed(endpoint, freed=False)
+            self._survey(now)
+            self._refresh(now)
+
     def fail(self, endpoint: str, problem: str) -> None:
         """Note that an endpoint could not be read; its last reading ages on."""
         state = self.endpoints.get(endpoint)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import msgspec
@@ -46,6 +46,8 @@ LEAST_SHARE = 0.3
 MOST_FAILURES = 3
 """Failures of exchanges since an endpoint was last read that show it is gone: its streams break all
 at once, and it would look empty. A single one may be the request's own fault."""
+REPORTS_APART = 0.02
+"""Seconds between two reports of an engine that are looked at."""
 LEAST_USAGE = 0.1
 """Under this KV usage a comparison says nothing about the share."""
 
@@ -187,6 +189,7 @@ class Endpoint:
         self._dispatched = 0.0
         self._unread, self._unread_at = 0.0, -math.inf
         self._raw: float | None = None
+        self._reported_at = -math.inf
         self._bias = 0.0
         self._held = self._seen = 0.0
 
@@ -280,6 +283,24 @@ class Endpoint:
     def sending(self, now: float) -> None:
         """A scrape is about to be sent: note what we think the endpoint holds."""
         self._snapshot = self._snap(now)
+
+    def report(self, kv_usage: float, waiting: int, now: float) -> bool:
+        """Take what the engine said of its load beside an answer; say whether that is news.
+
+        It corrects the last reading, whose age and counters it leaves, where it says that more is
+        in use: that it is less the next scrape will say, which knows what has ended. Where nothing
+        was ever read it means nothing, and several within `REPORTS_APART` mean one.
+        """
+        reading = self.reading
+        if reading is None or now - self._reported_at < REPORTS_APART:
+            return False
+        self._reported_at = now
+        if kv_usage <= reading.kv_usage:
+            return False
+        self.reading = replace(reading, kv_usage=kv_usage, waiting=waiting)
+        if self.capacity is not None:
+            self._compare(self.reading, self._snap(now), 0.0)
+        return True
 
     def observe(self, reading: Reading, read_at: float, now: float) -> int:
         """Take a reading that was asked for at ``read_at``.

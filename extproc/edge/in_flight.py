@@ -22,6 +22,7 @@ from functools import partial
 
 import msgspec
 
+from extproc import contract
 from extproc.core.classes import Classification
 from extproc.core.controller import Action, Controller, Verdict
 from extproc.core.outcomes import Outcome
@@ -55,10 +56,12 @@ class AnswerRules:
     Attributes:
         replaced: HTTP statuses, as text, that become the fallback.
         read_usage: the token usage is read here, not by Envoy's own filters.
+        reported: takes what engines tell of their load beside an answer: pool, endpoint, header.
     """
 
     replaced: frozenset[str] = frozenset()
     read_usage: bool = False
+    reported: Callable[[str, str, str], None] | None = None
 
 
 UNTOUCHED = AnswerRules()
@@ -190,6 +193,9 @@ class InFlight:
         if flight is None:
             return None
         flight.answered = True
+        report = event.headers.get(contract.LOAD_REPORT)
+        if report is not None and self._rules.reported is not None:
+            self._rules.reported(flight.case.pool, event.upstream, report)
         if flight.cutting:
             return self._instead(flight, Reason.EVICTED, Outcome.EVICTED)
         status = event.headers.get(":status", "")

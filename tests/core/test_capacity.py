@@ -61,6 +61,16 @@ def test_classes_close_under_their_watermark(used: float, expected: list[str]) -
     assert closed(made, 0.0) == expected
 
 
+def test_what_an_engine_tells_beside_an_answer_closes_at_once() -> None:
+    made = pool("a")
+    made.observe("a", reading(0.5), read_at=0.0, now=0.0)
+
+    made.report("a", 0.93, 0, 0.1)
+    made.report("b", 1.0, 0, 0.1)
+
+    assert closed(made, 0.1) == ["P1", "P2"]
+
+
 def test_a_closed_class_opens_only_above_its_upper_mark() -> None:
     made = pool("a")
     seen = []

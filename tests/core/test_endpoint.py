@@ -213,3 +213,23 @@ def test_without_counters_completions_tell_the_pace(scraped: Scraped) -> None:
     read(made, scraped(generated=0), 0.0)
     made.completed(1000, 1.0)
     assert made.promises.clock.pace == pytest.approx(50.0, rel=0.01)
+
+
+def test_a_report_corrects_the_last_reading_and_leaves_its_age_and_counters(
+    scraped: Scraped,
+) -> None:
+    made = endpoint()
+    assert not made.report(0.5, 3, 0.0), "nothing was ever read"
+    sized = endpoint()
+    read(sized, scraped(0.1, blocks=None, block_size=None), 0.0)
+    assert sized.report(0.2, 0, 1.0), "also where nobody says how large it is"
+    read(made, scraped(0.1, generated=100), 1.0)
+
+    assert made.report(0.5, 3, 2.0)
+    assert made.reading == scraped(0.5, waiting=3, generated=100)
+    assert made.age(2.0) == 1.0
+    assert account(made, 2.0).observed == 8000
+    assert made.bias == pytest.approx(8000, abs=0.02 * 16000)
+    assert not made.report(0.9, 0, 2.01), "too soon after the other"
+    assert not made.report(0.4, 0, 2.5), "less: a scrape will know why"
+    assert made.report(0.9, 0, 2.6)

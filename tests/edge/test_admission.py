@@ -18,6 +18,7 @@ from extproc.edge.admission import Admission
 from extproc.edge.endings import Endings
 from extproc.edge.exchange import Judgement, Request, Resolution
 from extproc.edge.identity import FromHeader
+from extproc.edge.in_flight import UNTOUCHED, AnswerRules
 from extproc.edge.messages import Answer, Event, Forward, Phase
 from extproc.edge.responder import Routing
 from extproc.edge.wording import Wording
@@ -77,6 +78,7 @@ def house(
     pass_unreadable: bool = False,
     pools: tuple[str, ...] = ("qwen",),
     priorities: tuple[str, ...] = ("qwen",),
+    answers: AnswerRules = UNTOUCHED,
 ) -> House:
     limits = PoolLimits(10, stale_after=1.0, unknown_after=30.0)
     made = {name: Pool(name, limits, (P0, P2)) for name in pools}
@@ -110,6 +112,7 @@ def house(
         pass_unreadable=pass_unreadable,
         observer=recorder,
         endings=endings,
+        answers=answers,
         new_id=lambda: f"id{next(ids)}",
         clock=lambda: next(ticks) * 0.001,
         wall_clock=lambda: 1796075036.9,
@@ -436,6 +439,18 @@ def test_of_a_body_that_nobody_could_read_the_class_limit_is_promised() -> None:
 
     (held,) = at.pool.promises()
     assert (held.demand.max_output, held.demand.choices, held.demand.parts) == (512, 1, None)
+
+
+def test_what_an_engine_tells_of_its_load_is_handed_on() -> None:
+    told: list[tuple[str, str, str]] = []
+    at = house(answers=AnswerRules(reported=lambda *report: told.append(report)))
+    at.judge(CHAT, x_tenant_id="pay")
+
+    for headers in ({}, {"endpoint-load-metrics": "JSON {}"}):
+        event = Event(Phase.RESPONSE_HEADERS, headers, upstream="10.0.0.2:8000")
+        assert at.admission.answered(("id1", "qwen"), event) is None
+
+    assert told == [("qwen", "10.0.0.2:8000", "JSON {}")]
 
 
 def test_the_books_follow_the_engine_that_answers() -> None:
