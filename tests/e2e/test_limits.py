@@ -49,7 +49,9 @@ async def test_clients_read_what_is_left_and_come_back_when_told(stand: Any) -> 
     async with client(stand, "pay") as paying, client(stand, "pay", retries=2) as patient:
         ask = paying.chat.completions.with_raw_response.create
         first = await ask(model="qwen", messages=HELLO, max_tokens=8)
-        assert [first.headers[name] for name in NAMES[:3]] == ["30", "29", "2s"]
+        assert [first.headers[name] for name in NAMES[:2]] == ["30", "29"]
+        # Two seconds, less what it took to say so.
+        assert first.headers[NAMES[2]] == "2s" or first.headers[NAMES[2]].startswith("1.9")
         assert first.headers["x-ratelimit-limit-tokens"] == "100000"
         assert 99_900 < int(first.headers["x-ratelimit-remaining-tokens"]) < 100_000
 
