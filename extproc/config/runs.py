@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from extproc.config.agents import AgentLimits
 from extproc.config.model import Config
-from extproc.core.agents.rules import Policy, RunLimits
+from extproc.core.agents.limits import RunLimits
+from extproc.core.agents.rules import Policy
 
 
 def agent_policy(config: Config) -> Policy | None:

@@ -27,9 +27,8 @@ from functools import partial
 from msgspec.structs import replace
 
 from extproc import contract
-from extproc.core.agents.runs import Member
 from extproc.core.breaker import Breaker, key_of
-from extproc.core.classes import Catalog, Classification
+from extproc.core.classes import Catalog
 from extproc.core.controller import (
     Action,
     Candidate,
@@ -39,24 +38,24 @@ from extproc.core.controller import (
     Verdict,
     refuse,
 )
-from extproc.core.limits import Level
 from extproc.core.metering import Meter, Taking
 from extproc.core.reasons import Reason, ReplyRules
-from extproc.core.records import Decided, Observer, WaitEnd
+from extproc.core.records import Observer, WaitEnd
 from extproc.core.standing import Notes
 from extproc.edge.agents import AgentDesk, Arrival
 from extproc.edge.endings import Endings
 from extproc.edge.exchange import Editor, Judgement, Request, Resolution
 from extproc.edge.identity import IdentitySource, identify
 from extproc.edge.in_flight import UNTOUCHED, AnswerRules, InFlight
+from extproc.edge.lengths import clamped, max_output
 from extproc.edge.messages import Answer, Event, Extend, Forward
+from extproc.edge.reports import decided, level_headers
 from extproc.edge.responder import Case, Responder, Routing
 from extproc.edge.sharing import Shared
 from extproc.edge.ticket_desk import Claims, TicketDesk
 from extproc.edge.wording import Wording
-from extproc.openai.calls import LIMITS
 from extproc.openai.endpoints import Endpoint, endpoint_of
-from extproc.openai.rate_headers import Headers, rate_headers
+from extproc.openai.rate_headers import Headers
 from extproc.openai.requests import Call, Unreadable, read
 
 PASS = Judgement(Forward())
@@ -150,11 +149,12 @@ class Admission:
         )
         if self._breaker is not None and not self._breaker.idle:
             limit = self._breaker.limit(key_of(pool, classification), now)
-            classification = _clamped(classification, limit)
+            classification = clamped(classification, limit)
         token = request.headers.get(contract.TICKET_HEADER, "")
         ident, tickets = self._new_id(), self._tickets
         since = tickets.first_came(ident, call, classification, pool, token, now) if call else None
-        if since is None and self._desk is not None and member is not None:
+        ticketed = since is not None
+        if not ticketed and self._desk is not None and member is not None:
             since = self._desk.began(member)
         candidate = Candidate(
             id=ident,
@@ -162,7 +162,7 @@ class Admission:
             prompt_tokens=self._controller.prompt_tokens(call.prompt_parts, pool) if call else 0,
             body_bytes=len(request.body),
             defect=defect.message if defect and (call or not self._pass_unreadable) else None,
-            max_output=_max_output(call, classification),
+            max_output=max_output(call, classification),
             choices=call.choices if call else 1,
             parts=call.prompt_parts if call else None,
             since=since,
@@ -180,28 +180,22 @@ class Admission:
             arrived=now,
             later=later,
             member=member,
+            ticketed=ticketed,
         )
-        if self._desk is not None and member is not None and candidate.defect is None:
-            kept = self._report(self._desk, case, request, member, later)
-            if kept is not None:
-                return kept
+        if self._desk is not None and candidate.defect is None:
+            stays = self._report(self._desk, case, request)
+            if stays is not None:
+                return stays
         verdict = self._decide(case, later, now)
         if verdict is not None:
             return self._conclude(case, verdict, now)
         case.seconds = self._clock() - now
         return Judgement(None, hold=(candidate.id, pool))
 
-    def _report(
-        self,
-        desk: AgentDesk,
-        case: Case,
-        request: Request,
-        member: Member,
-        later: Callable[[Resolution], None],
-    ) -> Judgement | None:
+    def _report(self, desk: AgentDesk, case: Case, request: Request) -> Judgement | None:
         """Report a call to the agents' desk; return what is said where it stays there."""
         now, hold = case.arrived, (case.candidate.id, case.pool)
-        arrival = desk.arrive(case, request, member, later, now, act=not self.shadow)
+        arrival = desk.arrive(case, request, now, act=not self.shadow)
         if arrival is Arrival.FOLLOWS:
             return Judgement(self._extension, hold=hold)
         if arrival is Arrival.GOES_ON:
@@ -269,12 +263,12 @@ class Admission:
         """Let those go whose turn it is or is over; return when to call again at the latest."""
         now = self._clock()
         if self._desk is not None:
-            for case, later in self._desk.ready(now):
-                judged = self._decide(case, later, now)
+            for case in self._desk.ready(now):
+                judged = self._decide(case, case.later, now)
                 if judged is not None:
-                    later(partial(self._resolve, case, judged))
-            for case, later, answer in self._desk.answers():
-                later(partial(self._share, self._desk, case, answer))
+                    case.later(partial(self._resolve, case, judged))
+            for case, answer in self._desk.answers():
+                case.later(partial(self._share, self._desk, case, answer))
         for pool in self._controller.lines:
             for decision in self._controller.pump(pool, now):
                 self._turn_came(decision.call, decision.verdict, decision.waited, now)
@@ -308,8 +302,8 @@ class Admission:
                 verdict = self._waits(case, now)
                 self._controller.leave(case.candidate.id, case.pool, now)
                 self._turn_came(case.candidate, verdict, now - case.arrived, now)
-            for case, later in () if self._desk is None else self._desk.dismiss():
-                later(partial(self._resolve, case, self._waits(case, now)))
+            for case in () if self._desk is None else self._desk.dismiss():
+                case.later(partial(self._resolve, case, self._waits(case, now)))
         self.capacity_changed()  # others may be first in line now
         return turned_away
 
@@ -359,7 +353,7 @@ class Admission:
         verdict = Verdict(Action.MERGE, Reason.MERGED, load)
         judgement = self._responder.shared(case, verdict, answer)
         seconds = case.seconds + self._clock() - began
-        self._observer.decided(_record(case, verdict, seconds, shadow=False))
+        self._observer.decided(decided(case, verdict, seconds, shadow=False))
         desk.merged(case.candidate.id)
         return judgement
 
@@ -399,7 +393,7 @@ class Admission:
         try:
             judgement = self._made(case, verdict)
             seconds = case.seconds + self._clock() - began
-            record = _record(case, verdict, seconds, shadow=self.shadow)
+            record = decided(case, verdict, seconds, shadow=self.shadow)
             self._observer.decided(record)
             if judgement.hold is not None:
                 self._endings.admitted(record)
@@ -431,7 +425,7 @@ class Admission:
         if verdict.action is Action.ADMIT:
             return self._responder.forward(case, verdict, rates)
         # Who comes with a ticket and is refused for another reason keeps the place all the same.
-        kept = verdict.action is Action.SHED or case.candidate.since is not None
+        kept = verdict.action is Action.SHED or case.ticketed
         ticket = self._tickets.issue(case) if kept else None
         return self._responder.answer(case, verdict, ticket, rates)
 
@@ -441,7 +435,7 @@ class Admission:
         if payer is None:
             return ()
         requests, tokens = meter.levels(payer, self._clock())
-        return (*_headers("requests", requests), *_headers("tokens", tokens))
+        return (*level_headers("requests", requests), *level_headers("tokens", tokens))
 
     def _read(self, endpoint: Endpoint, request: Request) -> tuple[Call | None, Unreadable | None]:
         if len(request.body) > self._max_body:
@@ -454,53 +448,3 @@ class Admission:
             # It would be answered at once and generate afterwards, out of every book.
             return call, Unreadable("Background responses are not served here.", "background")
         return call, None
-
-
-def _clamped(classification: Classification, limit: int | None) -> Classification:
-    most = classification.max_output
-    if limit is None or (most is not None and most <= limit):
-        return classification
-    return replace(classification, max_output=limit)
-
-
-def _headers(kind: str, level: Level | None) -> Headers:
-    if level is None:
-        return ()
-    return rate_headers(kind, limit=level.limit, remaining=level.remaining, reset=level.reset)
-
-
-def _record(case: Case, verdict: Verdict, seconds: float, *, shadow: bool) -> Decided:
-    candidate, member = case.candidate, case.member
-    classification = candidate.classification
-    return Decided(
-        id=candidate.id,
-        request_id=case.request_id,
-        pool=case.pool,
-        endpoint=case.endpoint.value,
-        tenant=classification.tenant,
-        service_class=classification.service_class.name,
-        task=classification.task,
-        prompt_tokens=candidate.prompt_tokens,
-        max_output=classification.max_output,
-        verdict=verdict,
-        seconds=seconds,
-        shadow=shadow,
-        call=None if candidate.notes is None else candidate,
-        waited=case.waited,
-        run="" if member is None else member.run,
-        run_task="" if member is None else member.task,
-        run_parent="" if member is None else member.parent,
-    )
-
-
-def _max_output(call: Call | None, classification: Classification) -> int | None:
-    """Return the tokens of each choice at which the engine will end it, after the clamp."""
-    if call is None:
-        return classification.max_output
-    if call.endpoint is Endpoint.EMBEDDINGS:
-        return 0
-    asked = call.max_output
-    if asked is None or asked < 1:
-        asked = LIMITS[call.endpoint].default
-    bounds = [each for each in (asked, classification.max_output) if each is not None]
-    return min(bounds, default=None)

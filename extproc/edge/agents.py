@@ -26,14 +26,13 @@ from extproc.core.classes import Claim, ServiceClass
 from extproc.core.outcomes import Outcome
 from extproc.core.records import Ended
 from extproc.edge.agent_identity import Source, member_of
-from extproc.edge.exchange import Editor, Request, Resolution
+from extproc.edge.exchange import Editor, Request
 from extproc.edge.messages import Answer, Event
 from extproc.edge.responder import Case
 from extproc.edge.sharing import Keeper, Shared, Shelf, worth_keeping
 from extproc.openai.calls import Call
 from extproc.openai.sameness import fingerprint
 
-Later = Callable[[Resolution], None]
 _OWN = ("off", "no", "false", "0")
 """What callers write who want an answer of their own."""
 
@@ -75,10 +74,10 @@ class AgentDesk:
         self._merge_wait = merge_wait
         self._clock = clock
         self._bell = bell
-        self._parked: dict[str, tuple[Case, Later]] = {}
+        self._parked: dict[str, Case] = {}
         self._due: list[str] = []
         self._overdue: deque[tuple[float, str]] = deque()
-        self._answers: list[tuple[Case, Later, Shared]] = []
+        self._answers: list[tuple[Case, Shared]] = []
         self._keepers: dict[str, Keeper] = {}
         self._shelf = Shelf()
         self._owed: dict[str, int] = {}
@@ -99,13 +98,14 @@ class AgentDesk:
         """Return when the run was first let in, or None."""
         return self.agents.began(member)
 
-    def arrive(
-        self, case: Case, request: Request, member: Member, later: Later, now: float, *, act: bool
-    ) -> Arrival:
+    def arrive(self, case: Case, request: Request, now: float, *, act: bool) -> Arrival:
         """Take a readable call in; where it stays here, `ready` or `answers` returns it.
 
         ``act``: it may stay; else it is only said what would become of it.
         """
+        member = case.member
+        if member is None:
+            return Arrival.GOES_ON
         candidate, call = case.candidate, case.call
         ident, who = candidate.id, candidate.classification
         print_ = fingerprint(call) if call is not None and member.run else None
@@ -117,11 +117,11 @@ class AgentDesk:
                 self.merging.lead(key, ident)
             elif self.agents.follow(ident):
                 self.merging.follow(key, ident)
-                self._parked[ident] = case, later
+                self._parked[ident] = case
                 self._overdue.append((now + self._merge_wait, ident))
                 return Arrival.FOLLOWS
         if waits and act:
-            self._parked[ident] = case, later
+            self._parked[ident] = case
         return Arrival.WAITS if waits else Arrival.GOES_ON
 
     def _mergeable(self, request: Request) -> bool:
@@ -130,7 +130,7 @@ class AgentDesk:
 
     # Calls that have waited.
 
-    def ready(self, now: float) -> list[tuple[Case, Later]]:
+    def ready(self, now: float) -> list[Case]:
         """Return the calls that are to be judged now."""
         due, self._due = self._due, []
         found = [each for each in self.agents.ready(now) if not self.merging.follows(each)]
@@ -142,7 +142,7 @@ class AgentDesk:
                 found.append(ident)
         return [self._parked.pop(each) for each in dict.fromkeys(found) if each in self._parked]
 
-    def answers(self) -> list[tuple[Case, Later, Shared]]:
+    def answers(self) -> list[tuple[Case, Shared]]:
         """Return the calls that have an answer now: another's."""
         answers, self._answers = self._answers, []
         return answers
@@ -152,7 +152,7 @@ class AgentDesk:
         overdue = self._overdue[0][0] if self._overdue else math.inf
         return min(overdue, self.agents.next_deadline())
 
-    def dismiss(self) -> list[tuple[Case, Later]]:
+    def dismiss(self) -> list[Case]:
         """Let all go that wait here, whatever they wait for, and return them."""
         parked, self._parked = self._parked, {}
         for ident in parked:
@@ -226,7 +226,7 @@ class AgentDesk:
         if answer is not None:
             followers = self.merging.dissolve(leader)
             self._owed[leader] = len(followers)
-            self._answers += [(*self._parked.pop(each), answer) for each in followers]
+            self._answers += [(self._parked.pop(each), answer) for each in followers]
             self._ring()
 
     def _scatter(self, leader: str) -> None:

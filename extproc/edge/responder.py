@@ -71,6 +71,7 @@ class Case(msgspec.Struct, gc=False):
         arrived: when it came, on the clock of ``now``.
         later: see `extproc.edge.exchange.Gatekeeper.judge`.
         member: its place in an agent's run, where runs are known.
+        ticketed: it came with a ticket.
         seconds: what deciding about it has taken so far.
         waited: how long it waited, or None where it did not.
     """
@@ -85,6 +86,7 @@ class Case(msgspec.Struct, gc=False):
     arrived: float
     later: Callable[[Resolution], None]
     member: Member | None = None
+    ticketed: bool = False
     seconds: float = 0.0
     waited: float | None = None
 

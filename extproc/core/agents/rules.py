@@ -1,4 +1,4 @@
-"""What a run may do: how far it may fan out, how deep, how much, and what it must not repeat.
+"""The calls of agents from their arrival to their end: what their run lets them do, and what they wait for.
 
 Rules this module keeps:
 
@@ -22,35 +22,13 @@ from enum import StrEnum
 import msgspec
 
 from extproc.core.agents.dependencies import Standing, Unknown, standing
+from extproc.core.agents.limits import RunLimits, beyond, exceeded, misplaced
 from extproc.core.agents.loops import Repeats
 from extproc.core.agents.runs import CAPACITY, TASKS, Member, Owner, Run, Runs, Task, leads_to
 from extproc.core.capacity import Pool
 from extproc.core.classes import ServiceClass
 from extproc.core.controller import Candidate, Refusal
 from extproc.core.reasons import Reason
-
-
-@dataclass(frozen=True, slots=True)
-class RunLimits:
-    """What one run may do; None: as much as it likes.
-
-    Attributes:
-        sub_agents: tasks that are split off from others.
-        depth: distance from the root.
-        calls: calls in all.
-        tokens: of prompts and outputs; a call is refused once they are used up.
-        repeats: how often the same call may be made.
-        alternations: how often two calls may take turns.
-        unnamed: calls that name no run and are under way at the same time, for the whole tenant.
-    """
-
-    sub_agents: int | None = 3
-    depth: int | None = 4
-    calls: int | None = 200
-    tokens: int | None = None
-    repeats: int | None = 5
-    alternations: int | None = 3
-    unnamed: int | None = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +43,7 @@ class Policy:
         dependency_wait: how long a call waits for its predecessors.
     """
 
-    limits: RunLimits = RunLimits()
+    limits: RunLimits = field(default_factory=RunLimits)
     tenants: Mapping[str, RunLimits] = field(default_factory=dict)
     idle_after: float = 600.0
     unknown: Unknown = Unknown.PASS
@@ -195,7 +173,11 @@ class Agents:
         It makes its task one of the run's, and costs the run nothing else.
         """
         live = self._live[exchange]
-        if live.run is None or live.refusal or _misplaced(live.run, live, self._limits(live)):
+        if (
+            live.run is None
+            or live.refusal
+            or misplaced(live.run, live.task, live.depth, self._limits(live))
+        ):
             return False
         live.following = True
         self.following += 1
@@ -315,14 +297,14 @@ class Agents:
         run, limits = live.run, self._limits(live)
         if run is None:
             busy = self._unnamed[live.member.owner]
-            return None if strict else _beyond(Reason.AGENT_BUDGET, limits.unnamed, busy)
+            return None if strict else beyond(Reason.AGENT_BUDGET, limits.unnamed, busy)
         if live.counted:
             return None
         self._unfollow(live)
         refusal = (
             live.refusal
-            or _misplaced(run, live, limits)
-            or _exceeded(run, live, limits)
+            or misplaced(run, live.task, live.depth, limits)
+            or exceeded(run, live.print_, limits)
             or self._unmet(run, live)
         )
         if refusal is None:
@@ -359,36 +341,6 @@ class AgentGate:
     def __call__(self, call: Candidate, pool: Pool, now: float) -> Refusal | None:
         """See `extproc.core.controller.Gate`."""
         return self._agents.ask(call.id, strict=call.classification.service_class.strict)
-
-
-def _misplaced(run: Run, live: _Live, limits: RunLimits) -> Refusal | None:
-    if not live.depth:
-        return None
-    refusal = _beyond(Reason.AGENT_DEPTH, limits.depth, live.depth)
-    if refusal is None and not live.task.sub_agent:
-        refusal = _beyond(Reason.AGENT_FANOUT, limits.sub_agents, run.sub_agents + 1)
-    return refusal
-
-
-def _exceeded(run: Run, live: _Live, limits: RunLimits) -> Refusal | None:
-    return (
-        _beyond(Reason.AGENT_BUDGET, limits.calls, run.calls + 1)
-        or _beyond(Reason.AGENT_BUDGET, limits.tokens, run.tokens + 1)
-        or _looping(run, live.print_, limits)
-    )
-
-
-def _looping(run: Run, print_: bytes, limits: RunLimits) -> Refusal | None:
-    if run.repeats is None:
-        return None
-    turns = run.repeats.alternations(print_) + 1
-    return _beyond(Reason.AGENT_LOOP, limits.repeats, run.repeats.made(print_) + 1) or _beyond(
-        Reason.AGENT_LOOP, limits.alternations, turns
-    )
-
-
-def _beyond(reason: Reason, most: int | None, value: int) -> Refusal | None:
-    return Refusal(reason, most, value) if most is not None and value > most else None
 
 
 def _task(run: Run, key: str) -> Task:

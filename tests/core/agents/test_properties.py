@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from extproc.core.agents.dependencies import Unknown
-from extproc.core.agents.rules import Agents, Policy, RunLimits
+from extproc.core.agents.limits import RunLimits
+from extproc.core.agents.rules import Agents, Policy
 from extproc.core.agents.runs import Member, Owner
 from extproc.core.classes import ServiceClass
 

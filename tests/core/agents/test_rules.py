@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from extproc.core.agents.dependencies import Unknown
-from extproc.core.agents.rules import AgentGate, Agents, Kind, Policy, RunLimits
+from extproc.core.agents.limits import RunLimits
+from extproc.core.agents.rules import AgentGate, Agents, Kind, Policy
 from extproc.core.agents.runs import CAPACITY, TASKS, Member, Owner
 from extproc.core.capacity import Pool, PoolLimits
 from extproc.core.classes import Classification, ServiceClass

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from extproc.core.agents.rules import RunLimits
+from extproc.core.agents.limits import RunLimits
 from extproc.core.outcomes import Outcome
 from extproc.edge.exchange import Judgement, Request
 from extproc.edge.messages import Answer, Forward
@@ -57,6 +57,9 @@ def test_bodies_that_cannot_be_read_belong_to_no_run(agent_house: AgentHouse) ->
     odd: tuple[Any, ...] = ([], {"model": "qwen", "messages": [], "n": []})
     for body in odd:
         assert isinstance(house.ask(body, run_id="r").reply, Answer)
+    large = house.ask({**CHAT, "user": "x" * (1 << 16)}, run_id="r").reply
+    assert isinstance(large, Answer)
+    assert large.status == 413
     assert len(house.agents.runs) == 0
     assert not house.agents._live
 
@@ -202,3 +205,11 @@ def test_decisions_tell_the_tree_of_a_run(agent_house: AgentHouse) -> None:
         ("r", "a", "root"),
         ("", "", ""),
     ]
+
+
+def test_what_a_run_must_not_do_gets_no_ticket(agent_house: AgentHouse) -> None:
+    house = agent_house(limits=RunLimits(repeats=1))
+    house.end(house.ask(run_id="r"))
+    reply = house.ask(run_id="r").reply
+    assert isinstance(reply, Answer)
+    assert reply.unique_headers == ()
