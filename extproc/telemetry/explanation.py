@@ -27,6 +27,7 @@ _VERDICTS = {
     Action.SHED: ("shed", "已降级"),
     Action.REJECT: ("rejected", "已拒绝"),
     Action.WAIT: ("told to wait", "进入排队"),
+    Action.MERGE: ("given the answer of an identical call", "已共享相同请求的答复"),
     Action.PASS: ("passed", "原样放行"),
 }
 _RATIOS = frozenset((Reason.KV_WATERMARK, Reason.KV_DEMAND))
@@ -62,6 +63,9 @@ def _steps(line: Line) -> list[Step]:
     names = [name for name, _, _ in GATES]
     deciding = REASONS[line.reason].gate
     refused = line.verdict in (Action.SHED, Action.REJECT)
+    if line.verdict is Action.MERGE:
+        entry, (gate, en, zh) = REASONS[line.reason], GATES[names.index(deciding)]
+        return [Step(gate, True, f"{en}: {entry.en}", f"{zh}：{entry.zh}")]
     last = names.index(deciding) if refused and deciding in names else len(names) - 2
     return [
         _refusal(line, *gate) if refused and number == last else _passage(line, *gate)

@@ -15,6 +15,9 @@ from typer.testing import CliRunner
 from extproc.cli import app as command
 from extproc.control.pb import decisions_pb2 as pb
 from extproc.control.pb.decisions_pb2_grpc import DecisionServiceStub
+from extproc.core.controller import Action, Verdict
+from extproc.core.reasons import Reason
+from extproc.core.records import Decided
 from extproc.edge.exchange import Request
 from extproc.telemetry.decision_log import read
 from extproc.telemetry.lines import encode
@@ -31,6 +34,13 @@ def ask(served: Any, tenant: str, number: int, text: str = "hi") -> None:
         json.dumps(body).encode(),
     )
     served.tidegate.admission.judge(request, lambda _: None)
+
+
+def recorded(served: Any, **more: Any) -> Decided:
+    """Return the record of an admitted call."""
+    load = served.tidegate.pools["qwen"].load(0.0)
+    verdict = Verdict(Action.ADMIT, Reason.ADMITTED, load)
+    return Decided("x", "", "qwen", "chat", "service", "P1", "", 9, 9, verdict, 1e-4, **more)
 
 
 @pytest.fixture
@@ -89,6 +99,18 @@ async def test_decisions_are_filtered(busy: Any, wanted: dict[str, Any], found: 
     answer = await stub.ListDecisions(pb.ListDecisionsRequest(filter=pb.DecisionFilter(**wanted)))
 
     assert [each.request_id for each in answer.decisions] == found
+
+
+async def test_the_calls_of_a_run_are_found_and_tell_its_tree(served: Any) -> None:
+    served.tidegate.recorder.decided(recorded(served, run="r", run_task="a", run_parent="root"))
+    served.tidegate.recorder.decided(recorded(served))
+    served.tidegate.recorder.turn()
+    stub = DecisionServiceStub(await served.as_("viewer"))
+
+    wanted = pb.ListDecisionsRequest(filter=pb.DecisionFilter(runs=["r"]))
+    [found] = (await stub.ListDecisions(wanted)).decisions
+
+    assert (found.run, found.run_task, found.run_parent) == ("r", "a", "root")
 
 
 @pytest.mark.parametrize("limit", [0, -1, 1001])

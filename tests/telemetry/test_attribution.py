@@ -146,6 +146,13 @@ DAY = [
 ]  # fmt: skip
 
 
+def test_a_call_that_was_merged_says_so() -> None:
+    told = explain(line(reason=Reason.MERGED, verdict=Action.MERGE, run="r"))
+    assert [(step.gate, step.passed) for step in told.steps] == [("agent run", True)]
+    assert "this one got its answer" in told.en
+    assert "共享其答复" in told.zh
+
+
 def test_a_summary_counts_what_was_refused_and_what_there_was_too_little_of() -> None:
     told = summarize(DAY)
 

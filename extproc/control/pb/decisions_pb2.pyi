@@ -50,6 +50,9 @@ class Decision(_message.Message):
     WAITED_SECONDS_FIELD_NUMBER: _builtins.int
     DECISION_SECONDS_FIELD_NUMBER: _builtins.int
     TICKET_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
+    RUN_TASK_FIELD_NUMBER: _builtins.int
+    RUN_PARENT_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """The exchange's id; the fallback's id ends with it."""
     request_id: _builtins.str
@@ -61,7 +64,7 @@ class Decision(_message.Message):
     service_class: _builtins.str
     task: _builtins.str
     verdict: _builtins.str
-    """admit, shed, reject or wait."""
+    """admit, shed, reject, wait or merge."""
     reason: _builtins.str
     shadow: _builtins.bool
     """In shadow mode: this was decided and not done."""
@@ -89,7 +92,13 @@ class Decision(_message.Message):
     decision_seconds: _builtins.float
     """What deciding took."""
     ticket: _builtins.bool
-    """The call came with a ticket."""
+    """The call came with a ticket, or belongs to a run that was let in before."""
+    run: _builtins.str
+    """The agent's run that the call is part of, its task there, and the task that this was split off
+    from, as the caller names them; "" where it does not. Together they are the run's tree.
+    """
+    run_task: _builtins.str
+    run_parent: _builtins.str
     @_builtins.property
     def at(self) -> _timestamp_pb2.Timestamp: ...
     def __init__(
@@ -122,10 +131,13 @@ class Decision(_message.Message):
         waited_seconds: _builtins.float = ...,
         decision_seconds: _builtins.float = ...,
         ticket: _builtins.bool = ...,
+        run: _builtins.str = ...,
+        run_task: _builtins.str = ...,
+        run_parent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_free_after", b"_free_after", "_free_observed", b"_free_observed", "_free_predicted", b"_free_predicted", "_max_output_tokens", b"_max_output_tokens", "_threshold", b"_threshold", "_value", b"_value", "at", b"at", "free_after", b"free_after", "free_observed", b"free_observed", "free_predicted", b"free_predicted", "max_output_tokens", b"max_output_tokens", "threshold", b"threshold", "value", b"value"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_free_after", b"_free_after", "_free_observed", b"_free_observed", "_free_predicted", b"_free_predicted", "_max_output_tokens", b"_max_output_tokens", "_threshold", b"_threshold", "_value", b"_value", "api", b"api", "at", b"at", "body_bytes", b"body_bytes", "choices", b"choices", "decision_seconds", b"decision_seconds", "endpoint", b"endpoint", "endpoints", b"endpoints", "free_after", b"free_after", "free_observed", b"free_observed", "free_predicted", b"free_predicted", "id", b"id", "in_flight", b"in_flight", "max_output_tokens", b"max_output_tokens", "pool", b"pool", "prompt_tokens", b"prompt_tokens", "reason", b"reason", "request_id", b"request_id", "service_class", b"service_class", "shadow", b"shadow", "task", b"task", "tenant", b"tenant", "threshold", b"threshold", "ticket", b"ticket", "tightening", b"tightening", "value", b"value", "verdict", b"verdict", "waited_seconds", b"waited_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_free_after", b"_free_after", "_free_observed", b"_free_observed", "_free_predicted", b"_free_predicted", "_max_output_tokens", b"_max_output_tokens", "_threshold", b"_threshold", "_value", b"_value", "api", b"api", "at", b"at", "body_bytes", b"body_bytes", "choices", b"choices", "decision_seconds", b"decision_seconds", "endpoint", b"endpoint", "endpoints", b"endpoints", "free_after", b"free_after", "free_observed", b"free_observed", "free_predicted", b"free_predicted", "id", b"id", "in_flight", b"in_flight", "max_output_tokens", b"max_output_tokens", "pool", b"pool", "prompt_tokens", b"prompt_tokens", "reason", b"reason", "request_id", b"request_id", "run", b"run", "run_parent", b"run_parent", "run_task", b"run_task", "service_class", b"service_class", "shadow", b"shadow", "task", b"task", "tenant", b"tenant", "threshold", b"threshold", "ticket", b"ticket", "tightening", b"tightening", "value", b"value", "verdict", b"verdict", "waited_seconds", b"waited_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__free_after: _TypeAlias = _typing.Literal["free_after"]  # noqa: Y015
     _WhichOneofArgType__free_after: _TypeAlias = _typing.Literal["_free_after", b"_free_after"]  # noqa: Y015
@@ -168,6 +180,7 @@ class DecisionFilter(_message.Message):
     REASONS_FIELD_NUMBER: _builtins.int
     SINCE_FIELD_NUMBER: _builtins.int
     UNTIL_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def pools(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -184,6 +197,8 @@ class DecisionFilter(_message.Message):
     def since(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
     def until(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -195,10 +210,11 @@ class DecisionFilter(_message.Message):
         reasons: _abc.Iterable[_builtins.str] | None = ...,
         since: _timestamp_pb2.Timestamp | None = ...,
         until: _timestamp_pb2.Timestamp | None = ...,
+        runs: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["since", b"since", "until", b"until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["pools", b"pools", "reasons", b"reasons", "service_classes", b"service_classes", "since", b"since", "tasks", b"tasks", "tenants", b"tenants", "until", b"until", "verdicts", b"verdicts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pools", b"pools", "reasons", b"reasons", "runs", b"runs", "service_classes", b"service_classes", "since", b"since", "tasks", b"tasks", "tenants", b"tenants", "until", b"until", "verdicts", b"verdicts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -138,6 +138,9 @@ def decision(line: Line) -> decisions_pb2.Decision:
         waited_seconds=line.waited or 0.0,
         decision_seconds=line.seconds,
         ticket=line.ticket,
+        run=line.run,
+        run_task=line.run_task,
+        run_parent=line.run_parent,
     )
 
 
@@ -225,6 +228,7 @@ def _filter(given: decisions_pb2.DecisionFilter) -> Callable[[Remembered], bool]
             ("service_class", given.service_classes),
             ("tenant", given.tenants),
             ("task", given.tasks),
+            ("run", given.runs),
         )
         if values
     ]
