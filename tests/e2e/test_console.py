@@ -19,6 +19,14 @@ from extproc.stand.children import child
 
 pytestmark = [pytest.mark.e2e, pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 
+MORE = """
+plans: {business: {quota: {tokens: 100000}}}
+tenants:
+  pay:       {class: P0}
+  service:   {class: P1, plan: business}
+  marketing: {class: P2}
+  anonymous: {class: P2}
+"""
 CHAT = {"model": "qwen", "max_tokens": 4, "messages": [{"role": "user", "content": "hello"}]}
 # No network but loopback, no GPU, and root in containers.
 FLAGS = [
@@ -37,6 +45,13 @@ OPENS = """url => new Promise(told => {
 })"""
 POSTS = """url => fetch(url, {method: "POST", credentials: "include", body: "{}",
     headers: {"content-type": "application/json"}}).then(() => "answered", () => "refused")"""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(opened: Any) -> AsyncIterator[Any]:
+    """A stand where a tenant has a quota."""
+    async with opened(MORE) as stand:
+        yield stand
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -98,6 +113,12 @@ async def switch(page: Page, mode: str, reason: str) -> None:
     await page.fill("#mode-form textarea", reason)
     await page.click("#mode-form button.act")
     await page.click("#mode-confirm button.danger")
+
+
+async def confirm(page: Page, reason: str) -> None:
+    """Say why in the dialog, and confirm."""
+    await page.fill("dialog textarea", reason)
+    await page.click("dialog button.danger")
 
 
 async def reason_of(stand: Any, tenant: str) -> str:
@@ -194,8 +215,7 @@ async def test_thresholds_are_changed_with_a_reason_and_refused_where_they_may_n
             await mark.blur()
             await page.click("#thresholds button.act")
             await expect(page.locator("dialog li")).to_contain_text("15% →")
-            await page.fill("dialog textarea", "earlier")
-            await page.click("dialog button.danger")
+            await confirm(page, "earlier")
 
         await change("0.3")  # over the mark at which it opens again
         await expect(page.locator("dialog [role=alert]")).to_contain_text("free_watermark")
@@ -203,9 +223,47 @@ async def test_thresholds_are_changed_with_a_reason_and_refused_where_they_may_n
         await change("0.18")
         await expect(page.locator("td.differs input")).to_have_value("0.18")
         await page.click("text=Back to the configuration file")
-        await page.fill("dialog textarea", "tried")
-        await page.click("dialog button.danger")
+        await confirm(page, "tried")
         await expect(mark).to_have_value("0.15")
+
+
+async def test_quotas_are_shown_with_their_statement_adjusted_and_compensated(
+    stand: Any, chromium: Browser, console: str
+) -> None:
+    assert await reason_of(stand, "service") == "admitted"
+    await stand.settled()
+    async with opened_page(chromium, console, stand.plan.token) as page:
+        await page.click("nav a[href='#/tenants']")
+        await page.click("tbody tr:has-text('business') a")
+        rows = page.locator("#statement tbody tr")
+
+        async def charged() -> bool:
+            await page.reload()
+            await expect(rows.last).to_contain_text("period begins")
+            return await rows.count() == 2
+
+        await stand.eventually(charged, "the charge is in the ledger")
+        await expect(rows.first).to_contain_text("charge")
+        await expect(rows.first).to_contain_text("completed")
+
+        await page.click("#adjust")
+        await page.fill("dialog input[name=tokens]", "500")
+        await confirm(page, "goodwill")
+        await expect(rows.first).to_contain_text("+500")
+        await expect(rows.first).to_contain_text("goodwill")
+
+        await page.click("nav a[href='#/compensation']")
+        await page.fill("#campaign input[name=id]", "outage-1")
+        await page.click("#dry-run")
+        await expect(page.locator("#outlook tbody tr")).to_contain_text("service")
+        await expect(page.locator("#outlook tbody tr")).to_contain_text("used becomes 0")
+        await page.click("#apply")
+        await confirm(page, "the outage")
+        await expect(page.locator("#progress h1")).to_have_text("Compensated 100%")
+        await expect(page.locator("tbody tr")).to_contain_text("outage-1")
+
+        await page.click("nav a[href='#/audit']")
+        await expect(page.locator("tbody tr").first).to_contain_text("the outage")
 
 
 async def test_a_wrong_token_is_refused_and_a_viewer_cannot_switch(
@@ -245,7 +303,7 @@ async def test_it_fits_a_wall_a_desk_and_a_phone_in_the_browsers_language(
         await expect(page.locator("#mode")).to_have_text(mode)
         for width in (1920, 1280, 390):
             await page.set_viewport_size({"width": width, "height": 1080})
-            for place in ("board", "decisions", "thresholds", "audit"):
+            for place in ("board", "decisions", "thresholds", "tenants", "compensation", "audit"):
                 await page.click(f"nav a[href='#/{place}']")
                 await expect(page.locator(f"main.{place}")).to_be_visible()
                 wide = await page.evaluate("document.documentElement.scrollWidth")

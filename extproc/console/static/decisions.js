@@ -118,7 +118,8 @@ function explanation() {
 
 function row(each) {
   const cell = (name, content, kind = "") => html`<td class=${kind} data-name=${t(`decisions.${name}`)}>${content}</td>`;
-  const decided = each.value === null ? "" : html`${short(each.value)} / ${short(each.threshold)}`;
+  const said = each.reason.startsWith("kv_") ? (value) => percent(value, 1) : short;
+  const decided = each.value === null ? "" : `${said(each.value)} / ${said(each.threshold)}`;
   return html`
     <tr class=${each.verdict}>
       ${cell("at", clock(each.at), "nowrap")}

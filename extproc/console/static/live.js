@@ -1,5 +1,6 @@
 // The websocket that keeps the state up to date. It says nothing; it is told.
 
+import { whoAmI } from "./api.js";
 import { changed, store } from "./store.js";
 
 const KEPT = 900;
@@ -19,9 +20,16 @@ export function connect() {
     socket = null;
     store.connected = false;
     if (code === LOGGED_OUT) store.me = null;
-    else if (store.me) setTimeout(() => store.me && connect(), 1000);
+    else if (store.me) setTimeout(again, 1000);
     changed();
   };
+}
+
+// The console may be gone, or be a new one that knows nobody.
+async function again() {
+  await whoAmI().catch(() => {});
+  if (store.me) connect();
+  changed();
 }
 
 export function disconnect() {

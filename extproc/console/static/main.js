@@ -4,15 +4,17 @@ import { html, nothing, render } from "./vendor/lit-html.js";
 import { logOut, whoAmI } from "./api.js";
 import { audit } from "./audit.js";
 import { board } from "./board.js";
+import { compensation } from "./compensation.js";
 import { decisions } from "./decisions.js";
 import { connect, disconnect } from "./live.js";
 import { login } from "./login.js";
 import { changed, onChange, store } from "./store.js";
+import { tenants } from "./tenants.js";
 import { thresholds } from "./thresholds.js";
 import { t } from "./words.js";
 
 // A page: what it draws, what it loads when it comes on view, and what it ends when it goes.
-const PAGES = { board, decisions, thresholds, audit };
+const PAGES = { board, decisions, thresholds, tenants, compensation, audit };
 
 function page() {
   return PAGES[store.route] ?? PAGES.board;

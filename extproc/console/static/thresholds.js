@@ -50,7 +50,7 @@ function cell(section, name, field, { path, min, max, step }, value) {
     changed();
   };
   return html`
-    <td class="${key in edits ? "edited" : ""} ${differs ? "differs" : ""}" title=${differs ? t("thresholds.changed") : nothing}>
+    <td class="${key in edits ? "edited" : ""} ${differs ? "differs" : ""}" data-name=${t(`thresholds.${field}`)} title=${differs ? t("thresholds.changed") : nothing}>
       <input type="number" inputmode="decimal" name=${key} aria-label="${name} ${t(`thresholds.${field}`)}"
         min=${min} max=${max ?? nothing} step=${step} .value=${String(edits[key] ?? value ?? "")}
         placeholder=${t("thresholds.none")} ?readonly=${!may("operator")} @change=${edit}></td>`;
@@ -58,7 +58,7 @@ function cell(section, name, field, { path, min, max, step }, value) {
 
 function table(section, head, things, fields) {
   return html`
-    <div class="scroll"><table class="numbers">
+    <div class="scroll"><table class="cards numbers">
       <thead><tr><th>${head}</th>${Object.keys(fields).map((each) => html`<th>${t(`thresholds.${each}`)}</th>`)}</tr></thead>
       <tbody>${things.map((each) => html`
         <tr><th>${each.name}</th>${Object.entries(fields).map(([field, about]) => cell(section, each.name, field, about, each[field]))}</tr>`)}
