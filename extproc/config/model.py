@@ -25,7 +25,6 @@ from extproc.config.base import Section as _Model
 from extproc.config.breaker import BreakerConfig
 from extproc.config.control import ControlConfig, DecisionLogConfig
 from extproc.config.envoy import EnvoyConfig
-from extproc.config.tracing import TracingConfig
 from extproc.config.values import (
     Address,
     ClassName,
@@ -399,7 +398,6 @@ class Config(_Model):
     breaker: BreakerConfig | None = None
     control: ControlConfig = ControlConfig()
     decision_log: DecisionLogConfig | None = None
-    tracing: TracingConfig | None = None
     envoy: EnvoyConfig = EnvoyConfig()
     plans: dict[str, Plan] = Field(default_factory=dict)
     state: State = State()
