@@ -103,8 +103,8 @@ def outcome(status: int, flags: Any) -> Outcome:
         return Outcome.TIMEOUT
     if raised & _ENGINE_FLAGS:
         return Outcome.ENGINE_ERROR
-    if status == 503:
-        return Outcome.ENGINE_REJECTED
+    if status == 503 or 400 <= status < 500:
+        return Outcome.ENGINE_REJECTED  # it generated nothing, and nothing is charged
     return Outcome.ENGINE_ERROR if status >= 500 else Outcome.COMPLETED
 
 

@@ -84,7 +84,7 @@ def test_entries_that_are_not_ours_are_skipped_and_take_no_other_along() -> None
     ("status", "flags", "expected"),
     [
         (200, ResponseFlags(), Outcome.COMPLETED),
-        (404, ResponseFlags(), Outcome.COMPLETED),
+        (404, ResponseFlags(), Outcome.ENGINE_REJECTED),
         (0, ResponseFlags(), Outcome.CLIENT_GONE),
         (200, ResponseFlags(downstream_connection_termination=True), Outcome.CLIENT_GONE),
         (

