@@ -181,7 +181,8 @@ def _with_best(e: Experiment, bar: Bar, cells: Sequence[Cell], score: str) -> Ba
 
 
 def _where(cell: Cell) -> str:
-    return f"{cell.mix}, {cell.shape if cell.shape != 'steady' else f'{cell.load:g}×'}"
+    pressure = cell.shape if cell.shape != "steady" else f"{cell.load:g}×"
+    return ", ".join((cell.mix, pressure, *({cell.fault} - {"none"})))
 
 
 def _worst(
