@@ -28,7 +28,8 @@ from extproc.envoyconf.bootstrap import bootstrap
 from extproc.sim.loadgen.http_client import Answer
 from extproc.sim.loadgen.load import Kind, kind_of
 from extproc.stand.children import Child, child
-from extproc.stand.plan import free_port, tidegate
+from extproc.stand.plan import tidegate
+from extproc.stand.ports import free_port, free_ports
 
 TENANT_HEADER = "x-tenant-id"
 ADMITTED = "pay"
@@ -133,14 +134,15 @@ async def running(directory: Path, *, envoy_workers: int) -> AsyncIterator[Stand
 
 def configuration(socket: Path, engine: int) -> str:
     """Return the text of a configuration in which `ADMITTED` is admitted and `SHED` is shed."""
+    http, control, listener = free_ports(3)
     settings = {
         "listen": {
             "processor": f"unix://{socket}",
-            "http": f"127.0.0.1:{free_port()}",
-            "control": f"127.0.0.1:{free_port()}",
+            "http": f"127.0.0.1:{http}",
+            "control": f"127.0.0.1:{control}",
         },
         "envoy": {
-            "listener": f"127.0.0.1:{free_port()}",
+            "listener": f"127.0.0.1:{listener}",
             "admin": None,
             "failure_mode": "closed",
         },

@@ -10,7 +10,6 @@ Rules this module keeps:
 from __future__ import annotations
 
 import secrets
-import socket
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 import yaml
 
 from extproc.config import Config, parse
+from extproc.stand.ports import free_ports, probe
 
 EMULATED_MODEL = "qwen-72b-instruct"
 SMALL_ENGINE = (*("--blocks", "512", "--max-num-seqs", "32", "--scheduling-policy", "priority"),)
@@ -130,18 +130,20 @@ def make_plan(
         ConfigError: the user's configuration cannot be used.
         OSError: the port is taken.
     """
-    emulated = () if engines else tuple(free_port() for _ in range(emulate))
+    if port:
+        probe(port)
+    listener, http, control, admin, console, *emulated = free_ports(5 + (0 if engines else emulate))
     endpoints = list(engines or [f"127.0.0.1:{each}" for each in emulated])
     settings = yaml.safe_load(config.read_text(encoding="utf-8") if config else _DEMO) or {}
-    envoy = f"127.0.0.1:{free_port(port)}"
+    envoy = f"127.0.0.1:{port or listener}"
     for source in settings.get("identity", {}).get("sources", ()):
         if config is not None and "api_key" in source:  # the file moves, what it names does not
             keys = source["api_key"]
             keys["file"] = str(config.parent.absolute() / keys["file"])
     settings["listen"] = {
         "processor": f"unix://{directory / 'processor.sock'}",
-        "http": f"127.0.0.1:{free_port()}",
-        "control": f"127.0.0.1:{free_port()}",
+        "http": f"127.0.0.1:{http}",
+        "control": f"127.0.0.1:{control}",
     }
     settings["control"] = {
         "tokens": str(directory / "control-tokens.yaml"),
@@ -157,7 +159,7 @@ def make_plan(
         **settings.get("envoy", {}),
         "listener": envoy,
         "processor": None,  # where `listen` says: no other host's Tidegate
-        "admin": f"127.0.0.1:{free_port()}",
+        "admin": f"127.0.0.1:{admin}",
     }
     policy = "priority" if emulated else "fcfs"
     defaults = {"max_concurrency": 32 * len(endpoints), "scheduling_policy": policy}
@@ -169,23 +171,11 @@ def make_plan(
         directory,
         envoy,
         tuple(endpoints),
-        emulated,
+        tuple(emulated),
         text,
         parsed,
         token=secrets.token_urlsafe(32),
-        console=f"127.0.0.1:{free_port()}",
+        console=f"127.0.0.1:{console}",
         console_token=secrets.token_urlsafe(32),
         engine_options=engine_options,
     )
-
-
-def free_port(wanted: int = 0) -> int:
-    """Return a loopback port that is free now: the wanted one, or any.
-
-    Raises:
-        OSError: the wanted port is taken.
-    """
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(("127.0.0.1", wanted))
-        return int(probe.getsockname()[1])

@@ -22,7 +22,7 @@ import httpx
 import pytest
 
 from extproc.envoyconf.binary import find_envoy
-from extproc.stand.plan import free_port
+from extproc.stand.ports import free_ports
 
 pytestmark = pytest.mark.e2e
 
@@ -47,8 +47,15 @@ class Running:
 def running(
     directory: Path, stack: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
-    names = ("engine-a:8000", "engine-b:8000", "tidegate:9002", "tidegate:9090", "envoy:8080")
-    ports = {name: free_port() for name in (*names, "envoy:9901")}
+    names = (
+        "engine-a:8000",
+        "engine-b:8000",
+        "tidegate:9002",
+        "tidegate:9090",
+        "envoy:8080",
+        "envoy:9901",
+    )
+    ports = dict(zip(names, free_ports(len(names)), strict=True))
     folder = tmp_path_factory.mktemp("compose")
     files = {
         "/etc/tidegate/tidegate.yaml": _tidegate_yaml(directory, ports),

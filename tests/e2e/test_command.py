@@ -22,6 +22,8 @@ import psutil
 import pytest
 import yaml
 
+from extproc.stand.ports import free_port
+
 pytestmark = pytest.mark.e2e
 
 COMMAND = [sys.executable, "-m", "extproc"]
@@ -58,12 +60,6 @@ def taken() -> Iterator[int]:
         other.bind(("127.0.0.1", 0))
         other.listen()
         yield other.getsockname()[1]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def written(

@@ -179,7 +179,9 @@ class TestEngineFails:
         assert stream.content.endswith(DONE)
         await assert_ended(stand, engine_rejected=2)
 
-    @pytest.mark.parametrize(("status", "outcome"), [(500, "engine_error"), (400, "engine_rejected")])
+    @pytest.mark.parametrize(
+        ("status", "outcome"), [(500, "engine_error"), (400, "engine_rejected")]
+    )
     async def test_an_error_of_the_engines(self, stand: Any, status: int, outcome: str) -> None:
         for engine in stand.engines:
             engine.faults = replace(engine.faults, status=status)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import httpx
 
+from extproc.stand.ports import free_ports
 from tests.vllm.environment import HOME, Environment, environment, tail
 
 MODEL = "tiny"
@@ -86,15 +86,6 @@ def vllm_servers(count: int = 2, flags: Sequence[str] = ()) -> Iterator[list[Ser
         for server in servers:
             _wait_until_healthy(server, deadline)
         yield servers
-
-
-def free_ports(count: int) -> list[int]:
-    """Return different loopback ports that nobody listens on right now."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 @contextmanager
