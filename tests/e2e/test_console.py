@@ -220,6 +220,9 @@ async def test_thresholds_are_changed_with_a_reason_and_refused_where_they_may_n
         await change("0.3")  # over the mark at which it opens again
         await expect(page.locator("dialog [role=alert]")).to_contain_text("free_watermark")
         await page.click("dialog button.quiet")
+        await expect(
+            page.locator("dialog")
+        ).to_be_hidden()  # what is behind it cannot be typed into before
         await change("0.18")
         await expect(page.locator("td.differs input")).to_have_value("0.18")
         await page.click("text=Back to the configuration file")
