@@ -22,6 +22,9 @@ SHARE_WINDOW = 10.0
 """Seconds; time constant of the window in which classes share, and drain rates are measured."""
 TICKET_SHARE = 0.5
 """Share of a class's admitted cost, 0..1, up to which tickets go before newer arrivals."""
+GIVEN_WAY_AFTER = 0.1
+"""Share of its longest wait, 0..1, after which a call that waits has the lower classes give way.
+By half of it, 12 calls in 80 minutes of the drill were shed after a lower one had gone before them."""
 _FEW_TENANTS = 64
 
 
@@ -82,7 +85,8 @@ class Lane:
 
     def needs_all(self, now: float) -> bool:
         """Say whether lower classes must give way."""
-        return self.short or self.deadline() - now <= self.service_class.max_wait / 2
+        left = (1.0 - GIVEN_WAY_AFTER) * self.service_class.max_wait
+        return self.short or self.deadline() - now <= left
 
     def share(self, now: float) -> float:
         """Return what this class got within the window, by its weight."""

@@ -7,7 +7,7 @@ Rules this module keeps:
   generated keeps the engine busy about twice as long as one that is read.
 * A class is never shed while a lower one is admitted for the same capacity. So nothing goes to the
   classes under one whose call does not fit, that has shed a call and still has others waiting, or
-  whose oldest call has spent half of its time. Weights decide who waits, not who is shed.
+  whose oldest call has spent a tenth of its time. Weights decide who waits, not who is shed.
 * Inside a class, tenants share by virtual token counters (VTC: Sheng et al., Fairness in Serving
   Large Language Models, OSDI 2024): the tenant that got least is next; one that was idle is lifted
   to the least active counter, so that idling saves nothing up. Inside a tenant, first come first
