@@ -35,7 +35,8 @@ class EnvoyConfig(Section):
     ``processor`` is where Envoy reaches Tidegate, where that is not ``listen.processor``;
     ``include_dir`` is where Envoy finds the files that it includes by path. ``usage_source``: who
     reads the token usage out of the answers. Envoy's own filters do (1.40 has them) at no cost here;
-    ``ext_proc``, for Envoys without them, sends every answer through Tidegate.
+    ``ext_proc``, for Envoys without them, sends every answer through Tidegate. A client has
+    ``upload_timeout`` for its request, as long as it may have to wait for the verdict on top.
     """
 
     listener: Address = "0.0.0.0:8080"
@@ -45,6 +46,7 @@ class EnvoyConfig(Section):
     failure_mode: Literal["open", "closed"] = "open"
     status_on_error: Literal[500, 501, 502, 503, 504, 505, 507, 508, 510, 511] = 503
     message_timeout: Seconds = Field(default=15.0, gt=0)
+    upload_timeout: Seconds = Field(default=60.0, gt=0)
     stream_idle_timeout: Seconds = 300.0
     usage_source: Literal["envoy", "ext_proc"] = "envoy"
     kubernetes: Kubernetes = Kubernetes()

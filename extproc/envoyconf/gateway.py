@@ -8,7 +8,7 @@ from extproc import contract
 from extproc.config import Config
 from extproc.envoyconf.clusters import UNLIMITED, processor_cluster
 from extproc.envoyconf.filters import preceding_filters, usage_filters
-from extproc.envoyconf.listener import access_log, steering_headers
+from extproc.envoyconf.listener import access_log, steering_headers, upload_timeout
 from extproc.envoyconf.render import fields, render
 
 _NOTES = """\
@@ -71,13 +71,14 @@ def _extension(config: Config) -> dict[str, Any]:
 
 def _client_traffic(config: Config) -> dict[str, Any]:
     idle = _duration(config.envoy.stream_idle_timeout)
+    upload = _duration(upload_timeout(config).total_seconds())
     return _policy(
         config,
         "ClientTrafficPolicy",
         {
             "connection": {"bufferLimit": config.requests.max_body},
             "path": {"escapedSlashesAction": "RejectRequest"},
-            "timeout": {"http": {"requestReceivedTimeout": "0s", "streamIdleTimeout": idle}},
+            "timeout": {"http": {"requestReceivedTimeout": upload, "streamIdleTimeout": idle}},
         },
     )
 

@@ -90,10 +90,18 @@ def guarded_manager(config: Config) -> HttpConnectionManager:
         merge_slashes=True,
         path_with_escaped_slashes_action=HttpConnectionManagerPathWithEscapedSlashesAction.REJECT_REQUEST,
         request_headers_timeout=timedelta(seconds=10),
-        request_timeout=timedelta(0),
+        request_timeout=upload_timeout(config),
         stream_idle_timeout=timedelta(seconds=config.envoy.stream_idle_timeout),
         early_header_mutation_extensions=[steering_headers()],
     )
+
+
+def upload_timeout(config: Config) -> timedelta:
+    """Return after how long Envoy gives up on a request whose body does not end.
+
+    Envoy counts until the engine has the request, so the wait for the verdict is in it.
+    """
+    return timedelta(seconds=config.envoy.upload_timeout + contract.longest_wait(config))
 
 
 def routes(config: Config) -> RouteConfiguration:

@@ -14,7 +14,10 @@ COMMENTS: dict[str, str] = {
         "Clients must not steer Tidegate (x-tidegate-*) nor Envoy (x-envoy-*: timeouts, retries).\n"
         "The regular expression spares x-tidegate-ticket, which is signed."
     ),
-    "request_timeout": "0s: no limit. A long answer is no fault; silence is, see the idle timeouts.",
+    "request_timeout": (
+        "Until the engine has the request: upload_timeout, and the longest wait for the verdict.\n"
+        "Clients that trickle their bodies would hold buffers for ever. No answer is cut by it."
+    ),
     "route.timeout": "0s: the default of 15s would cut streams.",
     "normalize_path": "One path, one spelling: none may slip past the classification.",
     "request_body_buffer_limit": "requests.max_body. A larger body is answered with 413.",
