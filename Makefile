@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: docs run load drill test test-fast test-vllm fuzz bench protos lint format clean
+.PHONY: audit docs run load drill test test-fast test-vllm fuzz bench protos lint format clean
 
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -42,6 +42,9 @@ protos: $(INSTALLED)  ## generate extproc/control/pb from protos/
 
 docs: $(INSTALLED)  ## the references in docs/reference, from the code
 	$(BIN)/python docs/generate.py
+
+audit: $(INSTALLED)  ## known vulnerabilities in what an installation brings along
+	$(BIN)/python deploy/audit.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
