@@ -28,6 +28,7 @@ pools: {m: {endpoints: {static: ['127.0.0.1:8000']}}}
 breaker: {}
 agents: {}
 plans: {p: {quota: {tokens: 1}}}
+state: {redis: 'redis://127.0.0.1:6379/0'}
 """
 """A configuration in which everything that has metrics is on."""
 

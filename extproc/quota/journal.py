@@ -54,6 +54,7 @@ class Journal:
         owner: names this outbox, for as long as the file lives.
         count: records that are not in the ledger yet.
         oldest: when the oldest of them was put, in seconds since 1970; None where there is none.
+        used: share of the bound that is taken, 0..1.
 
     Args:
         path: the file; it is made where it is not there.
@@ -68,6 +69,7 @@ class Journal:
         self.owner = ""
         self.count = 0
         self.oldest: float | None = None
+        self.used = 0.0
 
     def open(self) -> None:
         """Open the file, for this process alone.
@@ -143,6 +145,12 @@ class Journal:
         )
         first, last, self.oldest = self._file.execute(statement).fetchone()
         self.count = 0 if first is None else last - first + 1
+        # What was forgotten leaves the file as long as it was, with pages to be used again.
+        pages, free, most = (
+            self._file.execute(f"PRAGMA {each}").fetchone()[0]
+            for each in ("page_count", "freelist_count", "max_page_count")
+        )
+        self.used = (pages - free) / most
 
     def _one(self, statement: str) -> object:
         (value,) = self._file.execute(statement).fetchone()

@@ -94,6 +94,11 @@ class Outbox:
         return len(self._buffer) + self._journal.count
 
     @property
+    def used(self) -> float:
+        """Share of the file's bound that is taken, 0..1."""
+        return self._journal.used
+
+    @property
     def lag(self) -> float:
         """Seconds that the oldest record has been in the file; 0 where there is none."""
         oldest = self._journal.oldest

@@ -23,6 +23,11 @@ class LedgerState(Protocol):
         ...
 
     @property
+    def used(self) -> float:
+        """Share of the bound of its file that they take, 0..1."""
+        ...
+
+    @property
     def lag(self) -> float:
         """Seconds that the oldest of them has been."""
         ...
@@ -49,6 +54,11 @@ class LedgerCollector(Collector):
             "tidegate_outbox_records",
             "Holds and charges on their way to the ledger.",
             state.backlog,
+        )
+        yield GaugeMetricFamily(
+            "tidegate_outbox_used_ratio",
+            "Share of state.outbox_limit that they take; at 1, what comes is lost.",
+            state.used,
         )
         lost = CounterMetricFamily(
             "tidegate_outbox_lost",

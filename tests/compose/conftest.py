@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import promql_parser as promql
@@ -26,7 +27,9 @@ from extproc.core.records import Decided, Ended, WaitEnd
 from extproc.core.tickets import Tickets
 from extproc.telemetry.agents import AgentCollector
 from extproc.telemetry.breaker import BreakerCollector
+from extproc.telemetry.ledger import LedgerCollector
 from extproc.telemetry.metrics import LineCollector, Metrics, PoolCollector
+from extproc.telemetry.spending import MeterCollector, SharingCollector
 
 ROOT = Path(__file__).resolve().parents[2]
 _VARIABLE = re.compile(r"(?<!\$)\$\{(\w+):-([^}]*)\}")
@@ -69,6 +72,13 @@ def exposed() -> dict[str, frozenset[str]]:
         breaker.ended(Key("model", "pay", ""), tokens, admitted_at=0.0, now=0.0)
     metrics.registry.register(BreakerCollector(breaker))
     metrics.registry.register(AgentCollector(Agents(Policy())))
+    outbox = SimpleNamespace(up=True, dropped=0, refused=0, backlog=0, used=0.0, lag=0.0)
+    metrics.registry.register(LedgerCollector(outbox))
+    link = SimpleNamespace(up=True, round_trips=0)
+    shared = SimpleNamespace(link=link, members=SimpleNamespace(count=1))
+    metrics.registry.register(SharingCollector(shared))
+    held = SimpleNamespace(pending=(), buckets=(), holds=SimpleNamespace(held_in_all=0))
+    metrics.registry.register(MeterCollector(held))
     verdict = Verdict(Action.ADMIT, Reason.ADMITTED, Load(0.5, 1.0, 0, 1))
     metrics.decided(
         Decided("1", "", "model", "chat", "pay", "P0", "", 10, 20, verdict, seconds=1e-4)

@@ -55,6 +55,7 @@ def test_rows_are_in_the_order_of_importance(dashboard: dict[str, Any]) -> None:
         "Tenants",
         "Output breaker",
         "Agents",
+        "Quota and ledger",
     ]
 
 

@@ -72,6 +72,12 @@ def test_what_must_wake_somebody_is_there(rules: list[dict[str, Any]]) -> None:
         "TidegateBreakerTripped": "warning",
         "TidegateSubAgentCallsRising": "warning",
         "TidegateAgentsRefused": "warning",
+        "TidegateLedgerUnreachable": "warning",
+        "TidegateLedgerLags": "warning",
+        "TidegateOutboxFills": "critical",
+        "TidegateHoldsLeaked": "warning",
+        "TidegateChargesLost": "critical",
+        "TidegateRedisUnreachable": "warning",
     }
 
 

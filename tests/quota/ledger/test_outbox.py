@@ -245,7 +245,7 @@ def test_a_file_that_cannot_be_used(tmp_path: Path, name: str) -> None:
 
 def test_a_file_grows_to_its_bound_and_can_be_used_again_after_that(tmp_path: Path) -> None:
     journal = opened(tmp_path / "outbox.db", bound=1 << 17)
-    stored = 0
+    assert 0.0 < journal.used < 0.3
     hundred, stored = [Started(float(number)) for number in range(100)], 0
     with suppress(sqlite3.OperationalError):
         while stored < 1 << 20:
@@ -256,7 +256,9 @@ def test_a_file_grows_to_its_bound_and_can_be_used_again_after_that(tmp_path: Pa
     with pytest.raises(sqlite3.OperationalError, match="full"):
         journal.append(hundred, 0.0)
     assert (tmp_path / "outbox.db").stat().st_size <= 1 << 17
+    assert 0.9 < (full := journal.used) <= 1.0
     journal.forget(journal.read(500)[-1].number)
+    assert journal.used < full
     journal.append([Started(1.0)], 0.0)
     assert journal.count == stored - 500 + 1
     journal.close()
