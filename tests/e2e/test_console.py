@@ -20,6 +20,7 @@ from extproc.stand.children import child
 pytestmark = [pytest.mark.e2e, pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 
 MORE = """
+agents: {}
 plans: {business: {quota: {tokens: 100000}}}
 tenants:
   pay:       {class: P0}
@@ -200,6 +201,56 @@ async def test_decisions_are_filtered_and_explained(
         before = await rows.count()
         await reason_of(stand, "marketing")
         await expect(rows).to_have_count(before + 1)
+
+
+@pytest.mark.parametrize(
+    ("width", "locale", "title", "counted"),
+    [
+        (1280, "en-US", "Run trip-1280", "marketing, 5 calls: 1 merged, 0 turned away."),
+        (390, "zh-CN", "运行 trip-390", "marketing，共 5 次调用：合并 1，拒绝 0。"),
+    ],
+    ids=["desk", "phone"],
+)
+async def test_a_run_of_agents_is_shown_as_a_tree(
+    stand: Any, chromium: Browser, console: str, width: int, locale: str, title: str, counted: str
+) -> None:
+    run = f"trip-{width}"
+
+    async def ask(task: str, parent: str, *, tenant: str = "marketing", tokens: int = 4) -> str:
+        above = {"x_agent_parent_id": parent} if parent else {}
+        named = {"x_tenant_id": tenant, "x_agent_run_id": run, "x_agent_task_id": task}
+        reply = await stand.post(CHAT | {"max_tokens": tokens}, **named, **above)
+        return str(reply.headers["x-tidegate-verdict"])
+
+    for task, parent in (("plan", ""), ("search", "plan"), ("read", "search")):
+        assert await ask(task, parent) == "admit"
+    verdicts = await asyncio.gather(*(ask("book", "plan", tokens=200) for _ in range(2)))
+    assert sorted(verdicts) == ["admit", "merge"]
+    assert (
+        await ask("plan", "", tenant="pay") == "admit"
+    )  # a run of another, by chance of that name
+
+    async with opened_page(chromium, console, stand.plan.token, width=width, locale=locale) as page:
+        await page.click("nav a[href='#/decisions']")
+        await page.locator("tr:has-text('marketing') button.run").first.click()
+        if folder := os.environ.get("TIDEGATE_SCREENSHOTS"):
+            await page.locator("#run").wait_for()
+            await page.screenshot(path=f"{folder}/run-{width}.png", full_page=True)
+
+        await expect(page.locator("#run h1")).to_contain_text(title)
+        await expect(page.locator("#run > .hint")).to_have_text(counted)
+        await expect(page.locator("#run .tree > li > .task")).to_have_text("plan")
+        await expect(page.locator("#run .tree > li > ul > li > .task")).to_have_text(
+            ["search", "book"]
+        )
+        await expect(page.locator("#run ul ul ul .task")).to_have_text("read")
+        await expect(page.locator("#run li.call.admit")).to_have_count(4)
+        await expect(page.locator("#run li.call.merge")).to_have_count(1)
+        await page.locator("#run li.call.merge button").click()
+        await expect(page.locator("#explanation .told")).not_to_be_empty()
+        await page.click("#explanation button.act")
+        await page.click("#run h1 button")
+        await expect(page.locator("#run")).to_have_count(0)
 
 
 async def test_thresholds_are_changed_with_a_reason_and_refused_where_they_may_not_be(

@@ -6,10 +6,12 @@ import { call, stream } from "./api.js";
 import { clock, number, percent, seconds, short } from "./format.js";
 import { changed, store } from "./store.js";
 import { familyOf } from "./reasons.js";
+import { runTree } from "./run_tree.js";
 import { t, trouble } from "./words.js";
 
 const PAGE = 50;
 const LIVE_KEPT = 100;
+const RUN_LIMIT = 1000; // calls of a run that are shown
 const VERDICTS = ["admit", "merge", "shed", "reject", "wait"];
 
 const view = {
@@ -19,6 +21,7 @@ const view = {
   more: false,
   left: 0, // decisions that were made and are not shown, while live
   live: null, // an AbortController
+  run: null, // {name, tenant, decisions}
   summary: null,
   trial: { service_class: "", close: "" },
   problem: null,
@@ -58,6 +61,18 @@ const summarize = () => attempt(async () => {
   const tried = service_class && close !== "" ? [{ service_class, close: Number(close) }] : [];
   view.summary = await call("DecisionService/SummarizeDecisions", { filter: { ...filter(), since }, what_if: tried });
 });
+
+// Names of runs are their tenants' own: another tenant's run of the same name is another one.
+const showRun = ({ run, tenant }) => attempt(async () => {
+  const { decisions } = await call("DecisionService/ListDecisions", { filter: { runs: [run], tenants: [tenant] }, limit: RUN_LIMIT });
+  view.run = { name: run, tenant, decisions: decisions.reverse() };
+  scrollTo({ top: 0 });
+});
+
+function hideRun() {
+  view.run = null;
+  changed();
+}
 
 async function follow() {
   const stop = (view.live = new AbortController());
@@ -125,7 +140,8 @@ function row(each) {
       ${cell("at", clock(each.at), "nowrap")}
       ${cell("class", each.service_class)}
       ${cell("tenant", each.tenant)}
-      ${cell("task", each.task)}
+      ${cell("task", html`${each.task} ${each.run ? html`
+        <button type="button" class="quiet small run" title=${t("run.show")} @click=${() => showRun(each)}>${each.run}</button>` : nothing}`)}
       ${cell("verdict", html`<span><b class="verdict">${t(`verdict.${each.verdict}`)}</b>${each.shadow ? html` <small>${t("mode.SHADOW")}</small>` : nothing}</span>`)}
       ${cell("reason", html`<span><i class="dot ${familyOf(each.reason)}"></i>${t(`reason.${each.reason}`)}</span>`)}
       ${cell("decided", decided, "number")}
@@ -235,6 +251,7 @@ function draw() {
   const numbers = ["decided", "free", "prompt", "waited"];
   return html`
     ${view.problem ? html`<p role="alert" class="trouble panel">${trouble(view.problem)}</p>` : nothing}
+    ${view.run ? runTree(view.run, { explain, close: hideRun }) : nothing}
     ${summary()}
     <section class="panel">
       <h1>${t("decisions.title")}</h1>

@@ -151,6 +151,12 @@ const WORDS = {
   "scarce.queue": ["queue", "排队"],
   "scarce.engine": ["engine", "推理引擎"],
 
+  "run.title": ["Run {name}", "运行 {name}"],
+  "run.show": ["Show the whole run", "查看整个运行"],
+  "run.counted": ["{tenant}, {n} calls: {merged} merged, {refused} turned away.", "{tenant}，共 {n} 次调用：合并 {merged}，拒绝 {refused}。"],
+  "run.tokens": ["{n} prompt tokens", "提示词 {n} 令牌"],
+  "run.unnamed": ["without a task", "未命名任务"],
+  "run.noCall": ["no call of its own", "自身没有调用"],
   "decisions.title": ["Decisions", "决策"],
   "decisions.summary": ["What was turned away, and why", "拒绝了什么，为什么"],
   "decisions.counted": ["{n} decisions: {admitted} admitted, {refused} turned away.", "共 {n} 次决策：放行 {admitted}，拒绝 {refused}。"],
