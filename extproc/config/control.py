@@ -55,7 +55,8 @@ class ControlTls(Section):
     """TLS of the control listener.
 
     With ``client_ca``, callers must show a certificate that it has signed. ``clients`` gives the role
-    of those that show no token besides, by the certificate's alternative or common name.
+    of those that show no token besides, by the certificate's alternative or common name. Commands and
+    console show the certificate that TIDEGATE_CONTROL_CERTIFICATE and TIDEGATE_CONTROL_KEY name.
     """
 
     certificate: FilePath

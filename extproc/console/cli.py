@@ -20,7 +20,7 @@ from extproc.console.api import ControlApi
 from extproc.console.guard import ExposedError, Guard, origins
 from extproc.console.server import Server
 from extproc.console.watch import Watch
-from extproc.control.asking import DEFAULT_ADDRESS, Address, Ca, TokenFile, read_token
+from extproc.control.asking import DEFAULT_ADDRESS, Address, Ca, TokenFile, access, read_token
 from extproc.control.client import Access, connect
 from extproc.telemetry import logs
 
@@ -47,14 +47,14 @@ def console(
     logs.configure(sys.stderr)
     host, _, port = listen.rpartition(":")
     try:
-        access = Access(control, "", ca)
+        way = access(control, "", ca)
         token = read_token(token_file)
         tls = _tls(certificate, key)
         if not token:
             raise ExposedError("give a viewer's token with --token-file: see tidegate token")
         if not port.isdigit():
             raise ExposedError(f"--listen {listen}: give host:port")
-        asyncio.run(_serve(host.strip("[]"), int(port), url, tls, access, token))
+        asyncio.run(_serve(host.strip("[]"), int(port), url, tls, way, token))
     except ExposedError as error:
         raise _exit(str(error), _WRONG) from error
     except OSError as error:
@@ -74,7 +74,7 @@ def _tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
 
 
 async def _serve(
-    host: str, port: int, url: str | None, tls: ssl.SSLContext | None, access: Access, token: str
+    host: str, port: int, url: str | None, tls: ssl.SSLContext | None, way: Access, token: str
 ) -> None:
     """Serve until SIGINT or SIGTERM.
 
@@ -88,7 +88,7 @@ async def _serve(
     origins(host, port, encrypted=tls is not None, url=url)  # refused before anything is open
     listener = _listen(host, port)
     ours = origins(host, listener.getsockname()[1], encrypted=tls is not None, url=url)
-    async with connect(access) as channel, asyncio.TaskGroup() as tasks:
+    async with connect(way) as channel, asyncio.TaskGroup() as tasks:
         api = ControlApi(channel)
         watch = Watch(api, token)
         application = Server(api, watch, Guard(ours)).application()

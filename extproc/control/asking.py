@@ -24,6 +24,7 @@ from extproc.control.client import Access, connect
 T = TypeVar("T")
 
 TOKEN_VARIABLE = "TIDEGATE_TOKEN"  # noqa: S105
+CERTIFICATE_VARIABLE, KEY_VARIABLE = "TIDEGATE_CONTROL_CERTIFICATE", "TIDEGATE_CONTROL_KEY"
 SECONDS = 10.0
 """How long an answer may take."""
 CANNOT, WRONG = 1, 2
@@ -43,7 +44,9 @@ TokenFile = Annotated[
 Ca = Annotated[
     Path | None,
     typer.Option(
-        envvar="TIDEGATE_CONTROL_CA", help="with TLS: who signed the server's certificate"
+        envvar="TIDEGATE_CONTROL_CA",
+        help="with TLS: who signed the server's certificate; a client certificate is shown where "
+        f"{CERTIFICATE_VARIABLE} and {KEY_VARIABLE} name its files",
     ),
 ]
 Reason = Annotated[str, typer.Option(help="why; it goes into the audit")]
@@ -59,7 +62,7 @@ def ask(
     """Return the answer to one call; where there is none say why, and exit."""
 
     async def run() -> T:
-        async with connect(Access(address, read_token(token_file), ca)) as channel:
+        async with connect(access(address, read_token(token_file), ca)) as channel:
             return await work(channel)
 
     try:
@@ -75,6 +78,14 @@ def ask(
         leave(f"refused: {error.details()}", WRONG if wrong else CANNOT)
     except OSError as error:
         leave(f"{error.filename} cannot be read: {error.strerror}", WRONG)
+
+
+def access(address: str, token: str, ca: Path | None) -> Access:
+    """Return how to reach a control API, with the client certificate of the environment."""
+    certificate, key = (os.environ.get(each) for each in (CERTIFICATE_VARIABLE, KEY_VARIABLE))
+    if ca is None or not (certificate and key):
+        return Access(address, token, ca)
+    return Access(address, token, ca, Path(certificate), Path(key))
 
 
 def read_token(file: Path | None) -> str:

@@ -58,6 +58,7 @@ class Browser:
     clock: Clock
     api: ControlApi
     stop: Callable[[], Awaitable[None]]
+    application: web.Application
 
     async def post(self, path: str, body: object = None, **headers: str) -> aiohttp.ClientResponse:
         """Send JSON as our own page does; ``None`` takes a header away."""
@@ -109,7 +110,7 @@ async def browser(clock: Clock) -> AsyncIterator[Browser]:
         stack.push_async_callback(_stop, watching)
         cookies = aiohttp.CookieJar(unsafe=True)  # addresses are hosts, too
         http = await stack.enter_async_context(aiohttp.ClientSession(cookie_jar=cookies))
-        yield Browser(f"http://127.0.0.1:{port}", http, clock, api, runner.cleanup)
+        yield Browser(f"http://127.0.0.1:{port}", http, clock, api, runner.cleanup, runner.app)
 
 
 @pytest.fixture

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import ssl
+from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
@@ -165,6 +168,39 @@ async def test_over_tcp_and_tls_there_must_be_somebody() -> None:
     for scheme in ("redis", "rediss"):
         with pytest.raises(OSError, match="Connect"):
             await connect(parse_redis_url(f"{scheme}://127.0.0.1:1"))
+
+
+async def test_a_server_behind_tls_must_be_signed_for(
+    server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The servers of the wheels are built without TLS: a proxy speaks it for them."""
+    authority = trustme.CA()
+    certificates = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(certificates)
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+
+    async def copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while data := await source.read(4096):
+            sink.write(data)
+        sink.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner_reader, inner_writer = await asyncio.open_unix_connection(server.socket)
+        await asyncio.gather(copy(reader, inner_writer), copy(inner_reader, writer))
+
+    proxy = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=certificates)
+    async with proxy:
+        port = proxy.sockets[0].getsockname()[1]
+        address = parse_redis_url(f"rediss://127.0.0.1:{port}")
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await connect(address)
+
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+        connection = await connect(address)
+        assert await connection.send("SET", "tls", "yes") == b"OK"
+        assert await connection.send("GET", "tls") == b"yes"
+        connection.close()
+        await connection.lost
 
 
 def test_the_loop_that_serves_has_transports_of_its_own(server: Any) -> None:
