@@ -1,11 +1,17 @@
-"""Plans that are shared through Redis, through a real Envoy, also when Redis goes in mid-load."""
+"""What Tidegates share through Redis, through real Envoys: plans, also when it goes, and modes."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
+import time
+from statistics import median
 from typing import Any
 
 import pytest
+
+from extproc.control.client import Access, connect
+from extproc.control.pb import modes_pb2, modes_pb2_grpc
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 
@@ -53,3 +59,42 @@ async def test_no_call_fails_when_redis_goes_and_it_is_asked_again_when_it_is_ba
             assert client.exists("{tidegate}:account:pay") == 1
         seen = await stand.metrics()
         assert (seen.of("holds"), seen.of("held_tokens")) == (0, 0)
+
+
+async def test_a_mode_is_in_force_at_once_here_and_within_a_second_everywhere(
+    stand_with: Any, serving: Any
+) -> None:
+    """Told by the first call that is answered by the new mode, so its own time is in the figure."""
+    normal, only = modes_pb2.MODE_NORMAL, modes_pb2.MODE_TRANSACTIONS_ONLY
+    with serving("valkey") as server:
+        here, there = [await stand_with(SHARED.format(url=server.url), engines=1) for _ in range(2)]
+        for each in (here, there):
+            await each.until(lambda seen: seen.of("replicas") == 2, "two that share")
+
+        async def answered(stand: Any, reason: str, since: float) -> float:
+            async with asyncio.timeout(10):
+                while True:
+                    reply = await stand.post(CHAT | {"max_tokens": 1}, x_tenant_id="marketing")
+                    if reply.headers["x-tidegate-reason"] == reason:
+                        return time.monotonic() - since
+
+        took: list[tuple[float, float]] = []
+        access = Access(here.plan.config.listen.control, here.plan.token)
+        async with connect(access) as channel:
+            modes = modes_pb2_grpc.ModeServiceStub(channel)
+            for mode, reason in [(only, "mode_transactions_only"), (normal, "admitted")] * 5:
+                began = time.monotonic()
+                await modes.SetMode(modes_pb2.SetModeRequest(mode=mode, reason="test"))
+                one, other = await asyncio.gather(
+                    answered(here, reason, began), answered(there, reason, began)
+                )
+                took.append((one, other))
+
+    at_home, abroad = zip(*took, strict=True)
+    told = (
+        f"here {median(at_home):.3f} s, at most {max(at_home):.3f} s; "
+        f"at the other {median(abroad):.3f} s, at most {max(abroad):.3f} s"
+    )
+    sys.stdout.write(f"{told}\n")  # pytest -rP shows it
+    assert median(at_home) <= 0.1, told
+    assert max(abroad) <= 1.0, told

@@ -7,9 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.app import Tidegate, build
 from extproc.config import load
+from extproc.core.breaker import Key
 from extproc.core.capacity import Load, Reading
 from extproc.core.controller import Action, Verdict
 from extproc.core.outcomes import Outcome
@@ -21,9 +23,31 @@ pools:
   large:  {endpoints: {static: ["10.0.0.1:8000"]}}
   middle: {endpoints: {static: ["10.0.1.1:8000"]}}
   small:  {endpoints: {static: ["10.0.2.1:8000"]}}
-breaker: {}
+breaker: {sustain: 0s}
 agents: {}
+plans: {gold: {requests_per_minute: 600, quota: {tokens: 100000}}}
+state: {redis: "redis://127.0.0.1:1"}
 """
+WHAT_OPERATORS_ASK_FOR = {
+    "tidegate_decisions_total": {"pool", "class", "verdict", "reason"},
+    "tidegate_free_ratio_observed": {"pool"},
+    "tidegate_free_ratio_predicted": {"pool"},
+    "tidegate_queue_depth": {"pool", "class"},
+    "tidegate_queue_wait_seconds_bucket": {"pool", "class", "end", "le"},
+    "tidegate_decision_seconds_bucket": {"le"},
+    "tidegate_prompt_tokens_bucket": {"pool", "class", "le"},
+    "tidegate_output_tokens_bucket": {"pool", "class", "le"},
+    "tidegate_agent_calls_total": {"kind"},
+    "tidegate_breaker_tasks": {"state"},
+    "tidegate_breaker_tripped": {"pool", "tenant", "task", "state"},
+    "tidegate_holds": set(),
+    "tidegate_held_tokens": set(),
+    "tidegate_ledger_lag_seconds": set(),
+    "tidegate_outbox_records": set(),
+    "tidegate_scrape_age_seconds": {"pool", "endpoint"},
+    "tidegate_tenant_decisions_total": {"tenant", "verdict"},
+    "tidegate_tenant_tokens_total": {"tenant", "kind"},
+}
 ENDPOINTS = 16
 """In all pools together."""
 TENANTS = 100_000
@@ -60,6 +84,11 @@ def flood(tidegate: Tidegate) -> None:
             )
         )
         metrics.ended(Ended(f"x{number}", tenant, name, model, next(ends), 10, 20, 1.0))
+    breaker = tidegate.admission._breaker
+    assert breaker is not None
+    for number, tokens in itertools.product(range(30), [100] * 60 + [2000] * 20):
+        key = Key("large", f"tenant-{number}", "chat")
+        breaker.ended(key, tokens, admitted_at=0.0, now=float(number))
     for each, name, end in itertools.product(config.pools, config.classes, WaitEnd):
         metrics.waited(each, name, end, 0.1)
 
@@ -67,6 +96,12 @@ def flood(tidegate: Tidegate) -> None:
 def test_2000_series_are_enough_for_100_000_tenants(tidegate: Tidegate) -> None:
     flood(tidegate)
     page = tidegate.metrics.render().decode()
+    sampled = {
+        sample.name: set(sample.labels)
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+    }
+    assert {name: sampled.get(name) for name in WHAT_OPERATORS_ASK_FOR} == WHAT_OPERATORS_ASK_FOR
     series = [line for line in page.splitlines() if line and not line.startswith("#")]
     assert len(series) == len(set(series))
     assert len(series) < 2000
