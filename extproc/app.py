@@ -40,7 +40,7 @@ from extproc.core.modes import ModeGate
 from extproc.core.outcomes import End, Outcome
 from extproc.core.promises import Promise
 from extproc.core.readings import Reading
-from extproc.core.records import Ended, Observers
+from extproc.core.records import Ended, Observer, Observers
 from extproc.edge import server
 from extproc.edge.access_log import AccessLog
 from extproc.edge.admission import Admission
@@ -64,6 +64,7 @@ from extproc.telemetry.spending import MeterCollector, SharingCollector
 
 if TYPE_CHECKING:
     from extproc.quota.outbox import Outbox
+    from extproc.telemetry.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -120,19 +121,19 @@ class EngineBooks:
 
 
 class Ends:
-    """Tells the controller, the breaker, the meter, the agents and the metrics how exchanges ended."""
+    """Tells the controller, the breaker, the meter, the agents and observers how exchanges ended."""
 
     def __init__(
         self,
         controller: Controller,
-        metrics: Metrics,
+        observer: Observer,
         breaker: Breaker | None,
         meter: Meter | None,
         desk: AgentDesk | None,
         clock: Callable[[], float],
     ) -> None:
         self._controller = controller
-        self._metrics = metrics
+        self._observer = observer
         self._breaker = breaker
         self._meter = meter
         self._desk = desk
@@ -140,7 +141,7 @@ class Ends:
 
     def ended(self, record: Ended) -> None:
         """An admitted exchange is over; records of pools that are not ours (any more) only count."""
-        self._metrics.ended(record)
+        self._observer.ended(record)
         if self._desk is not None:
             self._desk.ended(record)
         if record.pool in self._controller.pools:
@@ -184,6 +185,7 @@ class Tidegate:
     fleet: Fleet
     recorder: Recorder | None
     decision_log: DecisionLog | None
+    tracing: Tracing | None
     control: ControlRoom | None
 
 
@@ -205,8 +207,10 @@ def build(config: Config) -> Tidegate:
     metrics.registry.register(LineCollector(lines, catalog.classes))
     breaker = parts.breaker(config)
     decision_log = parts.decision_log(config)
+    tracing = parts.tracing(config, time.time)
     noting = config.control.enabled or decision_log is not None
-    recorder = Recorder(time.time) if noting else None
+    recorder = Recorder(time.time) if noting or tracing is not None else None
+    observer = Observers(tuple(each for each in (metrics, recorder, tracing) if each is not None))
     mode = ModeGate(catalog.classes)
     pump = Pump(clock)
     desk = parts.desk(config, clock, pump)
@@ -232,7 +236,7 @@ def build(config: Config) -> Tidegate:
     if meter is not None:
         gates += (RateGate(meter), QuotaGate(meter))
     controller = Controller(pools, gates, lines)
-    endings = Endings(Ends(controller, metrics, breaker, meter, desk, clock).ended, clock)
+    endings = Endings(Ends(controller, observer, breaker, meter, desk, clock).ended, clock)
     admission = Admission(
         catalog=catalog,
         controller=controller,
@@ -242,7 +246,7 @@ def build(config: Config) -> Tidegate:
         wording=parts.wording(config),
         max_body=config.requests.max_call,
         pass_unreadable=config.requests.unreadable == "pass",
-        observer=metrics if recorder is None else Observers((metrics, recorder)),
+        observer=observer if len(observer.each) > 1 else metrics,
         endings=endings,
         meter=meter,
         new_id=parts.id_source(rng),
@@ -255,7 +259,7 @@ def build(config: Config) -> Tidegate:
         claims=None if sharing is None else sharing.claims,
         longest_wait=contract.longest_wait(config),
     )
-    admission.noting = noting
+    admission.noting, admission.tracing = noting, tracing is not None
     books = EngineBooks(pools, clock, admission.capacity_changed, admission.scraped)
     control: ControlRoom | None = None
     agreement: Agreement | None = None
@@ -292,6 +296,7 @@ def build(config: Config) -> Tidegate:
         fleet=Fleet(config.pools, books, clock=clock, rng=rng),
         recorder=recorder,
         decision_log=decision_log,
+        tracing=tracing,
         control=control,
     )
 
@@ -339,17 +344,23 @@ def _background(tidegate: Tidegate) -> Iterator[Coroutine[Any, Any, None]]:
     yield tidegate.pump.run(tidegate.admission.pump)
     yield tidegate.endings.run()
     if tidegate.recorder is not None:
-        yield _record(tidegate.recorder, tidegate.decision_log)
+        yield _record(tidegate.recorder, tidegate.decision_log, tidegate.tracing)
     for each in (tidegate.sharing, tidegate.agreement):
         if each is not None:
             yield each.run()
 
 
-async def _record(recorder: Recorder, decision_log: DecisionLog | None) -> None:
-    """Remember decisions, and write them down where there is a log, until cancelled."""
-    with contextlib.nullcontext() if decision_log is None else decision_log.writing():
+async def _record(
+    recorder: Recorder, decision_log: DecisionLog | None, tracing: Tracing | None
+) -> None:
+    """Remember decisions, and write and trace them where that is wanted, until cancelled."""
+    with contextlib.ExitStack() as stack:
         if decision_log is not None:
+            stack.enter_context(decision_log.writing())
             recorder.hand_to(decision_log.take)
+        if tracing is not None:
+            stack.enter_context(tracing.working())
+            recorder.hand_to(tracing.take)
         await recorder.run()
 
 

@@ -126,13 +126,20 @@ def check(file: Annotated[Path, typer.Argument(help="the configuration to check"
 
 
 @app.command()
-def serve(config: ConfigFile) -> None:
+def serve(
+    config: ConfigFile,
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        typer.Option(envvar="TIDEGATE_LOG_LEVEL", help="what is logged, and above"),
+    ] = "info",
+) -> None:
     """Run the processor that Envoy asks."""
     from extproc import app as application  # heavy: only this command needs them
     from extproc.edge.server import CannotListenError
     from extproc.quota.errors import QuotaError
 
-    logs.configure(sys.stderr)
+    logs.configure(sys.stderr, logs.LEVELS[log_level])
+    logs.own_faults()
     settings = _load_or_exit(config)
     try:
         tidegate = application.build(settings)
@@ -144,6 +151,7 @@ def serve(config: ConfigFile) -> None:
 
     async def run() -> None:
         stop = asyncio.Event()
+        asyncio.get_running_loop().set_exception_handler(logs.loop_fault)
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         await application.serve(

@@ -36,6 +36,8 @@ OWN_HEADERS_PREFIX = "x-tidegate-"
 TICKET_HEADER = "x-tidegate-ticket"
 """Names a reserved place: given with a fallback, and taken from clients that come again with it."""
 TASK_HEADER = "x-task-type"
+TRACE_HEADERS = ("traceparent", "tracestate")
+"""W3C trace context; read where calls are traced, and never changed."""
 
 MERGE_HEADER = "x-agent-merge"
 """``off``: this call wants an answer of its own, not that of an identical one."""
@@ -77,6 +79,8 @@ def header_attribute(name: str) -> str:
 def request_headers(config: Config) -> tuple[str, ...]:
     """Return the request headers that this configuration reads, in lower case, sorted."""
     names = {TASK_HEADER, TICKET_HEADER, "accept-language"}
+    if config.tracing is not None:
+        names.update(TRACE_HEADERS)
     if config.agents is not None:
         for place in config.agents.identity:
             names.update(AGENT_HEADERS[place])

@@ -7,12 +7,16 @@ them.
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import secrets
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from extproc import __version__
 from extproc.config import (
     Config,
     ConfigError,
@@ -43,6 +47,7 @@ from extproc.telemetry.decision_log import DecisionLog
 
 if TYPE_CHECKING:
     from extproc.quota.outbox import Outbox
+    from extproc.telemetry.tracing import Tracing
 
 
 def sharing(
@@ -99,6 +104,25 @@ def decision_log(config: Config) -> DecisionLog | None:
     except OSError as error:
         problem = Problem(None, "decision_log.file", "", f"cannot be written: {error.strerror}")
         raise ConfigError(settings.file, (problem,)) from error
+
+
+def tracing(config: Config, wall_clock: Callable[[], float]) -> Tracing | None:
+    """Return what makes spans, or None. Raises ConfigError where its packages are missing."""
+    settings = config.tracing
+    if settings is None:
+        return None
+    try:
+        from extproc.telemetry.tracing import Tracing  # of an extra that others do not need
+    except ModuleNotFoundError as error:
+        problem = Problem(None, "tracing", "", "needs more: pip install 'tidegate[tracing]'")
+        raise ConfigError(Path("tracing"), (problem,)) from error
+    return Tracing(
+        settings.endpoint,
+        settings.ratio,
+        version=__version__,
+        instance=f"{socket.gethostname()}:{os.getpid()}",
+        wall_clock=wall_clock,
+    )
 
 
 def breaker(config: Config) -> Breaker | None:

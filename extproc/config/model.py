@@ -25,6 +25,7 @@ from extproc.config.base import Section as _Model
 from extproc.config.breaker import BreakerConfig
 from extproc.config.control import ControlConfig, DecisionLogConfig
 from extproc.config.envoy import EnvoyConfig
+from extproc.config.tracing import TracingConfig
 from extproc.config.values import (
     Address,
     ClassName,
@@ -343,7 +344,10 @@ class Plan(_Model):
 class State(_Model):
     """Where shared and durable state lives.
 
-    ``redis`` is a Redis or Valkey through which several Tidegates share rates, holds and promises.
+    ``redis`` is a Redis or Valkey through which several Tidegates share rates, holds and promises:
+    ``redis://[[user]:password@]host[:port][/database]``, ``rediss://…`` for TLS, or ``unix:///path``.
+    Over TLS the server's certificate must be signed by somebody that the system trusts, or by a
+    certificate in the file that the environment's ``SSL_CERT_FILE`` names.
     ``database`` holds the ledger of quotas. ``outbox`` is a file of this very Tidegate, in which
     charges wait while the database cannot be reached; it grows to ``outbox_limit``.
     """
@@ -398,6 +402,7 @@ class Config(_Model):
     breaker: BreakerConfig | None = None
     control: ControlConfig = ControlConfig()
     decision_log: DecisionLogConfig | None = None
+    tracing: TracingConfig | None = None
     envoy: EnvoyConfig = EnvoyConfig()
     plans: dict[str, Plan] = Field(default_factory=dict)
     state: State = State()

@@ -11,6 +11,9 @@ import msgspec
 from extproc.core.controller import Candidate, Verdict
 from extproc.core.outcomes import Outcome
 
+NO_TRACE = ("", "")
+"""Of a call without a trace context, and of all where nothing is traced."""
+
 
 class Decided(msgspec.Struct, frozen=True, gc=False):
     """One verdict, with what is needed to explain it. Never a prompt or a key.
@@ -30,6 +33,7 @@ class Decided(msgspec.Struct, frozen=True, gc=False):
         waited: how long it had waited, or None where it was decided when it came.
         run, run_task, run_parent: the agent's run that the call is part of, its task there, and the
             task that this was split off from, as the caller names them; "" where it does not.
+        trace: the caller's W3C context, ``traceparent`` and ``tracestate``, where calls are traced.
     """
 
     id: str
@@ -49,6 +53,7 @@ class Decided(msgspec.Struct, frozen=True, gc=False):
     run: str = ""
     run_task: str = ""
     run_parent: str = ""
+    trace: tuple[str, str] = NO_TRACE
 
 
 class Ended(msgspec.Struct, frozen=True, gc=False):

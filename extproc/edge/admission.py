@@ -40,7 +40,7 @@ from extproc.core.controller import (
 )
 from extproc.core.metering import Meter, Taking
 from extproc.core.reasons import Reason, ReplyRules
-from extproc.core.records import Observer, WaitEnd
+from extproc.core.records import NO_TRACE, Observer, WaitEnd
 from extproc.core.standing import Notes
 from extproc.edge.agents import AgentDesk, Arrival
 from extproc.edge.endings import Endings
@@ -59,6 +59,8 @@ from extproc.openai.rate_headers import Headers
 from extproc.openai.requests import Call, Unreadable, read
 
 PASS = Judgement(Forward())
+_TRACEPARENT, _TRACESTATE = 128, 512
+"""Characters of a trace context that are kept."""
 
 
 class Admission:
@@ -124,6 +126,8 @@ class Admission:
         """Decide and record, and do not act."""
         self.noting = False
         """Take down what decisions see."""
+        self.tracing = False
+        """Keep callers' trace contexts."""
 
     def judge(self, request: Request, later: Callable[[Resolution], None]) -> Judgement:
         """Decide about a request; see `extproc.edge.exchange.Gatekeeper`."""
@@ -181,6 +185,7 @@ class Admission:
             later=later,
             member=member,
             ticketed=ticketed,
+            trace=_trace_of(request) if self.tracing else NO_TRACE,
         )
         if self._desk is not None and candidate.defect is None:
             stays = self._report(self._desk, case, request)
@@ -448,3 +453,12 @@ class Admission:
             # It would be answered at once and generate afterwards, out of every book.
             return call, Unreadable("Background responses are not served here.", "background")
         return call, None
+
+
+def _trace_of(request: Request) -> tuple[str, str]:
+    """Return the caller's trace context; what is too long for one is none (W3C: 55 and 512)."""
+    parent, state = (request.headers.get(name, "") for name in contract.TRACE_HEADERS)
+    return (
+        parent if len(parent) <= _TRACEPARENT else "",
+        state if len(state) <= _TRACESTATE else "",
+    )

@@ -28,6 +28,7 @@ def decided(case: Case, verdict: Verdict, seconds: float, *, shadow: bool) -> De
         shadow=shadow,
         call=None if candidate.notes is None else candidate,
         waited=case.waited,
+        trace=case.trace,
         run="" if member is None else member.run,
         run_task="" if member is None else member.task,
         run_parent="" if member is None else member.parent,

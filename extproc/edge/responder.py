@@ -19,6 +19,7 @@ from extproc.core.agents.runs import Member
 from extproc.core.classes import Classification
 from extproc.core.controller import Action, Candidate, Verdict
 from extproc.core.reasons import REASONS, Reason, ReplyKind, ReplyRules
+from extproc.core.records import NO_TRACE
 from extproc.edge.exchange import Judgement, Resolution
 from extproc.edge.messages import Answer, Forward, LabelResponse
 from extproc.edge.sharing import Shared
@@ -74,6 +75,7 @@ class Case(msgspec.Struct, gc=False):
         ticketed: it came with a ticket.
         seconds: what deciding about it has taken so far.
         waited: how long it waited, or None where it did not.
+        trace: the caller's trace context, where calls are traced.
     """
 
     candidate: Candidate
@@ -89,6 +91,7 @@ class Case(msgspec.Struct, gc=False):
     ticketed: bool = False
     seconds: float = 0.0
     waited: float | None = None
+    trace: tuple[str, str] = NO_TRACE
 
 
 class Responder:

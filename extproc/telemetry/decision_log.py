@@ -4,8 +4,8 @@ Rules this module keeps:
 
 * Who decides waits for nothing: batches are handed to a thread of its own, which makes the lines and
   writes them.
-* A disk that is slow or full costs lines, never decisions and never memory: at most `BATCHES` wait. What
-  is lost is counted and told.
+* A disk that is slow or full costs lines, never decisions and never memory (`handover`). What is lost
+  is counted and told.
 * A file is complete when the next one is begun; a line is never split over two.
 """
 
@@ -13,20 +13,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import queue
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
+from extproc.telemetry.handover import Handover
 from extproc.telemetry.lines import Line, decode, encode, line_of
 from extproc.telemetry.recorder import Remembered
 
 log = logging.getLogger(__name__)
-
-BATCHES = 64
-"""Batches that may wait for the disk: some six seconds."""
 
 
 class DecisionLog:
@@ -45,36 +41,26 @@ class DecisionLog:
         self._file = file
         self._max_bytes = max_bytes
         self._keep = keep
-        self._batches: queue.Queue[list[Remembered] | None] = queue.Queue(BATCHES)
+        self._handover = Handover("decision-log", self._note)
         self._troubled = False
         self.lost = 0
 
-    @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
+    def writing(self) -> contextlib.AbstractContextManager[None]:
         """Write inside the block; at its end what was handed over is on disk."""
-        thread = threading.Thread(target=self._write_all, name="decision-log", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._batches.put(None)
-            thread.join()
+        return self._handover.working()
 
     def take(self, batch: list[Remembered]) -> None:
         """Take decisions over; returns at once."""
-        try:
-            self._batches.put_nowait(batch)
-        except queue.Full:
+        if not self._handover.put(batch):
             self._lose(len(batch), "the disk is slower than decisions come")
 
-    def _write_all(self) -> None:
-        while (batch := self._batches.get()) is not None:
-            text = b"".join([encode(line_of(each.record, each.at)) + b"\n" for each in batch])
-            try:
-                self._write(text)
-                self._troubled = False
-            except OSError as error:
-                self._lose(len(batch), str(error.strerror))
+    def _note(self, batch: list[Remembered]) -> None:
+        text = b"".join([encode(line_of(each.record, each.at)) + b"\n" for each in batch])
+        try:
+            self._write(text)
+            self._troubled = False
+        except OSError as error:
+            self._lose(len(batch), str(error.strerror))
 
     def _write(self, text: bytes) -> None:
         with self._file.open("ab") as file:

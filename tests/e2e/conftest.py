@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import os
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import pytest
 import pytest_asyncio
 import yaml
+from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.sim.emulator import Emulator, EmulatorOptions
@@ -42,6 +45,60 @@ pools:
 """
 
 CLASSES = ("P0", "P1", "P2")
+CANARY = "canary-0c9b4e"
+SECRETS = {
+    "authorization": f"Bearer sk-{CANARY}",
+    "x-api-key": CANARY,
+    "cookie": f"session={CANARY}",
+    "x-secret": CANARY,
+}
+"""Headers of every call of the suite, unless a test sends its own; SDKs have such a key, too."""
+_SAID_UNDER = frozenset(("content", "prompt", "input", "text", "instructions", "system"))
+
+
+class Confidences:
+    """What callers said: no log, metric, trace, audit or other file of a stand may hold any of it.
+
+    Texts of less than five characters are not known again. So a prompt in these tests must be no word
+    that logs or files hold for other reasons.
+    """
+
+    def __init__(self) -> None:
+        self._texts = {CANARY}
+
+    async def hear(self, request: httpx.Request) -> None:
+        """Note what a request says; a hook of httpx. Uploads that are streamed are not read."""
+        with contextlib.suppress(httpx.RequestNotRead):
+            self.note(request.content)
+
+    def note(self, body: bytes) -> None:
+        """Note the prompts in a body, if it is JSON, by their first characters."""
+        with contextlib.suppress(ValueError):
+            self._texts.update(text[:40] for text in _said(json.loads(body)) if len(text) >= 5)
+
+    def assert_kept(self, directory: Path) -> None:
+        """Look through all files, for the texts as they are and as JSON escapes them."""
+        songs = {form.encode() for each in self._texts for form in (each, json.dumps(each)[1:-1])}
+        told = [
+            (file.name, song)
+            for file in sorted(directory.rglob("*"))
+            if file.is_file()
+            for content in [file.read_bytes()]
+            for song in songs
+            if song in content
+        ]
+        assert told == []
+
+
+def _said(body: Any, under: str = "") -> Iterator[str]:
+    if isinstance(body, dict):
+        for key, value in body.items():
+            yield from _said(value, key)
+    elif isinstance(body, list):
+        for value in body:
+            yield from _said(value, under)
+    elif isinstance(body, str) and under in _SAID_UNDER:
+        yield body
 
 
 class Samples:
@@ -110,6 +167,7 @@ class Stand:
     children: dict[str, Child]
     http: httpx.AsyncClient
     stack: AsyncExitStack
+    confidences: Confidences
     seen: dict[str, int] = field(default_factory=dict)
     before: Samples = field(default_factory=lambda: Samples(""))
 
@@ -144,13 +202,20 @@ class Stand:
         """Read a stream to its end."""
         return b"".join([part async for part in received])
 
-    async def _requests(self, engine: str) -> list[dict[str, Any]]:
+    async def requests(self, engine: str) -> list[dict[str, Any]]:
         page = await self.http.get(f"http://{engine}/_emulator/requests")
         return [
             each
             for each in page.json()["requests"]
             if each["method"] == "POST" and each["path"].startswith("/v1/")
         ]
+
+    async def hear_engines(self) -> None:
+        """Note what callers said that came by clients of their own."""
+        for engine in self.plan.engines:
+            with contextlib.suppress(httpx.TransportError):  # one that a test has stopped
+                for each in await self.requests(engine):
+                    self.confidences.note(base64.b64decode(each["body_base64"] or ""))
 
     async def received(self) -> list[Received]:
         """Return the generating calls that the engines got since the last `reset`."""
@@ -162,7 +227,7 @@ class Stand:
                 base64.b64decode(each["body_base64"] or ""),
             )
             for engine in self.plan.engines
-            for each in (await self._requests(engine))[self.seen.get(engine, 0) :]
+            for each in (await self.requests(engine))[self.seen.get(engine, 0) :]
         ]
 
     async def metrics(self) -> Samples:
@@ -239,7 +304,7 @@ class Stand:
             ),
             "open classes and fresh readings",
         )
-        self.seen = {each: len(await self._requests(each)) for each in self.plan.engines}
+        self.seen = {each: len(await self.requests(each)) for each in self.plan.engines}
         self.before = await self.metrics()
 
     def state(self, seen: Samples, endpoint: str) -> str:
@@ -300,21 +365,63 @@ async def open_stand(
         engines: how many engines to emulate in this process; 0: two in processes of their own.
         engine: their size, policy and speed.
     """
+    # A socket's path must be short, and pytest's folders are not.
+    with tempfile.TemporaryDirectory(prefix="tidegate-") as short:
+        async with _started(Path(short), more, engines, engine) as stand:
+            yield stand
+            await stand.hear_engines()
+            with contextlib.suppress(httpx.TransportError):  # a test has killed it
+                page = (await stand.http.get(stand.plan.metrics_url)).content
+                (Path(short) / "metrics.txt").write_bytes(page)
+        stand.confidences.assert_kept(Path(short))
+
+
+@asynccontextmanager
+async def collecting(file: Path) -> AsyncIterator[str]:
+    """Take spans (OTLP, JSON) and write them down, a request a line; give the URL."""
+
+    async def take(request: web.Request) -> web.Response:
+        with file.open("ab") as out:
+            out.write(await request.read() + b"\n")
+        return web.Response()
+
+    application = web.Application()
+    application.router.add_post("/v1/traces", take)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1/traces"
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def _started(
+    short: Path, more: str, engines: int, engine: EngineConfig | None
+) -> AsyncIterator[Stand]:
     options = EmulatorOptions(
         model="qwen", engine=engine or EngineConfig(policy=Policy.PRIORITY), keep_requests=4096
     )
     async with AsyncExitStack() as stack:
         emulators = [await stack.enter_async_context(Emulator(options)) for _ in range(engines)]
-        # A socket's path must be short, and pytest's folders are not.
-        short = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-")))
+        stack.enter_context(patch.dict(os.environ, TIDEGATE_LOG_LEVEL="debug"))
         config = short / "config.yaml"
-        settings = yaml.safe_load(CONFIG) | (yaml.safe_load(more) or {})
+        collector = await stack.enter_async_context(collecting(short / "traces.jsonl"))
+        settings = yaml.safe_load(CONFIG) | {"tracing": {"endpoint": collector, "ratio": 1}}
+        settings |= yaml.safe_load(more) or {}
         config.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
         addresses = tuple(f"127.0.0.1:{each.port}" for each in emulators)
         plan = make_plan(short, port=0, engines=addresses, config=config)
         children = await stack.enter_async_context(running(plan))
-        http = await stack.enter_async_context(httpx.AsyncClient(timeout=30))
-        stand = Stand(plan, emulators, {each.name: each for each in children}, http, stack)
+        confidences = Confidences()
+        http = await stack.enter_async_context(
+            httpx.AsyncClient(
+                timeout=30, headers=SECRETS, event_hooks={"request": [confidences.hear]}
+            )
+        )
+        named = {each.name: each for each in children}
+        stand = Stand(plan, emulators, named, http, stack, confidences)
         await stand.reset()
         yield stand
 

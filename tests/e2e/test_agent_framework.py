@@ -46,7 +46,7 @@ async def agent_of(stand: Any) -> AsyncIterator[MakeAgent]:
     ) -> Agent[Any]:
         client = openai.AsyncOpenAI(
             base_url=f"{stand.url}/v1",
-            api_key="none",
+            api_key="sk-canary-0c9b4e",
             default_headers={"x-tenant-id": "service", "x-agent-run-id": run},
         )
         clients.append(client)
@@ -133,7 +133,7 @@ async def test_a_writer_waits_for_its_researcher(stand: Any, agent_of: MakeAgent
 async def test_an_agent_in_a_loop_is_stopped(stand: Any, agent_of: MakeAgent) -> None:
     agent = agent_of("loop", "root")
     for _ in range(5):
-        await run(agent, "again")
+        await run(agent, "find it once more")
     with pytest.raises(openai.RateLimitError) as refused:
-        await run(agent, "again")
+        await run(agent, "find it once more")
     assert refused.value.code == "agent_loop"

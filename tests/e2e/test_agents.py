@@ -58,7 +58,7 @@ async def test_a_run_may_have_three_sub_agents(stand: Any) -> None:
 
 async def test_metadata_names_the_run_as_well(stand: Any) -> None:
     metadata = {"agent_run_id": "loop"}
-    replies = [await ask(stand, "again", metadata=metadata) for _ in range(3)]
+    replies = [await ask(stand, "find it once more", metadata=metadata) for _ in range(3)]
     assert [refused(each) for each in replies] == [None, None, "agent_loop"]
 
 

@@ -148,7 +148,7 @@ async def test_a_call_that_does_not_stream_is_left_alone(talking: Any) -> None:
 async def test_the_openai_client_takes_it_for_a_whole_answer(talking: Any) -> None:
     headers = {"x-tenant-id": "service", "x-task-type": "extract"}
     async with openai.AsyncOpenAI(
-        base_url=f"{talking.url}/v1", api_key="none", default_headers=headers
+        base_url=f"{talking.url}/v1", api_key="sk-canary-0c9b4e", default_headers=headers
     ) as client:
         async with client.chat.completions.stream(
             model="qwen",
@@ -177,7 +177,7 @@ async def test_the_anthropic_client_takes_it_for_a_whole_answer(talking: Any) ->
     headers = {"x-tenant-id": "service", "x-task-type": "extract"}
     async with (
         anthropic.AsyncAnthropic(
-            base_url=talking.url, api_key="none", default_headers=headers
+            base_url=talking.url, api_key="sk-canary-0c9b4e", default_headers=headers
         ) as client,
         client.messages.stream(
             model="qwen",

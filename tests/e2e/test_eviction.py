@@ -150,7 +150,10 @@ async def test_the_real_clients_read_the_message(stand: Any) -> None:
     async def chat() -> tuple[str, str]:
         async with (
             openai.AsyncOpenAI(
-                base_url=f"{stand.url}/v1", api_key="none", default_headers=headers, max_retries=0
+                base_url=f"{stand.url}/v1",
+                api_key="sk-canary-0c9b4e",
+                default_headers=headers,
+                max_retries=0,
             ) as client,
             client.chat.completions.stream(
                 model="qwen",
@@ -167,7 +170,10 @@ async def test_the_real_clients_read_the_message(stand: Any) -> None:
     async def response() -> tuple[str, str | None]:
         async with (
             openai.AsyncOpenAI(
-                base_url=f"{stand.url}/v1", api_key="none", default_headers=headers, max_retries=0
+                base_url=f"{stand.url}/v1",
+                api_key="sk-canary-0c9b4e",
+                default_headers=headers,
+                max_retries=0,
             ) as client,
             client.responses.stream(
                 model="qwen",
@@ -184,7 +190,10 @@ async def test_the_real_clients_read_the_message(stand: Any) -> None:
     async def message() -> tuple[str, str | None]:
         async with (
             anthropic.AsyncAnthropic(
-                base_url=stand.url, api_key="none", default_headers=headers, max_retries=0
+                base_url=stand.url,
+                api_key="sk-canary-0c9b4e",
+                default_headers=headers,
+                max_retries=0,
             ) as client,
             client.messages.stream(
                 model="qwen",

@@ -39,7 +39,7 @@ async def shared(opened: Any) -> AsyncIterator[Any]:
 def client(stand: Any, tenant: str, retries: int = 0) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(
         base_url=f"{stand.url}/v1",
-        api_key="none",
+        api_key="sk-canary-0c9b4e",
         default_headers={"x-tenant-id": tenant},
         max_retries=retries,
     )

@@ -32,6 +32,6 @@ async def test_every_call_goes_to_the_emptier_engine(stand_with: Any, emptier: i
     for _ in range(8):
         assert (await stand.post(CHAT, x_tenant_id="service")).status_code == 200
 
-    counts = [len(await stand._requests(each)) for each in stand.plan.engines]
+    counts = [len(await stand.requests(each)) for each in stand.plan.engines]
     assert counts[emptier] == 8
     assert counts[1 - emptier] == 0

@@ -13,7 +13,7 @@ from extproc.core.controller import Action, Verdict
 from extproc.core.outcomes import Outcome
 from extproc.core.reasons import Reason
 from extproc.core.records import Decided, Ended, WaitEnd
-from extproc.telemetry import decision_log
+from extproc.telemetry import handover
 from extproc.telemetry.decision_log import DecisionLog, read
 from extproc.telemetry.recorder import Recorder, Remembered
 
@@ -107,7 +107,7 @@ def test_a_disk_that_fails_costs_lines_and_is_told_once(
 def test_a_disk_that_is_slow_costs_lines_and_no_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decision_log, "BATCHES", 2)
+    monkeypatch.setattr(handover, "BATCHES", 2)
     log = DecisionLog(tmp_path / "decisions.jsonl", max_bytes=1 << 20, keep=2)
 
     for number in range(5):
