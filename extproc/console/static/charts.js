@@ -6,7 +6,7 @@ import { number, percent, rate } from "./format.js";
 import { familyOf, FAMILIES } from "./reasons.js";
 import { t } from "./words.js";
 
-const MINUTES = 15;
+const SPANS = [3, 6, 15]; // minutes that a chart may show: as few as hold all there is
 const BIN = 5; // seconds that one bar, or one point of a line, tells of
 
 class Chart extends HTMLElement {
@@ -32,13 +32,18 @@ class Chart extends HTMLElement {
   }
 }
 
-// Seconds of Unix time to pixels; the newest is at the right.
-function timeScale(now, left, right) {
-  return (at) => right - ((now - at) / (MINUTES * 60)) * (right - left);
+function spanOf(points, now) {
+  const age = points.length ? now - points[0][0] : 0;
+  return SPANS.find((minutes) => minutes * 60 >= age) ?? SPANS.at(-1);
 }
 
-function timeTicks(now, x, y) {
-  return [10, 5, 0].map((ago) => svg`
+// Seconds of Unix time to pixels; the newest is at the right.
+function timeScale(now, minutes, left, right) {
+  return (at) => right - ((now - at) / (minutes * 60)) * (right - left);
+}
+
+function timeTicks(now, minutes, x, y) {
+  return [2 / 3, 1 / 3, 0].map((part) => part * minutes).map((ago) => svg`
     <text class="tick" x=${x(now - ago * 60)} y=${y} text-anchor=${ago ? "middle" : "end"}>
       ${ago ? `−${t("board.minutes", { n: ago })}` : t("board.now")}</text>`);
 }
@@ -76,8 +81,9 @@ function path(bins, pick, x, y) {
 class FreeChart extends Chart {
   picture(width, height, rem) {
     const { points, classes, tightening, now } = this.given;
+    const minutes = spanOf(points, now);
     const [left, right, top, bottom] = [3 * rem, width - 5 * rem, 0.7 * rem, height - 1.5 * rem];
-    const x = timeScale(now, left, right);
+    const x = timeScale(now, minutes, left, right);
     const y = (free) => bottom - Math.sqrt(Math.min(1, Math.max(0, free))) * (bottom - top);
     const predicted = runs(points, (each) => each[2]);
     const observed = runs(points, (each) => each[1]);
@@ -94,7 +100,7 @@ class FreeChart extends Chart {
       ${marks(classes, tightening).map((mark) => drawMark(mark, left, right, y, rem))}
       ${observed.map((run) => svg`<path class="observed" d=${middle(run)} />`)}
       ${predicted.map((run) => svg`<path class="predicted" d=${middle(run)} />`)}
-      ${timeTicks(now, x, height - 0.25 * rem)}`;
+      ${timeTicks(now, minutes, x, height - 0.25 * rem)}`;
   }
 }
 
@@ -125,26 +131,28 @@ function drawMark({ close, open, names, closed }, left, right, y, rem) {
 class FlowChart extends Chart {
   picture(width, height, rem) {
     const { points, index, now } = this.given;
+    const minutes = spanOf(points, now);
     const [left, right, top] = [0, width, 1.1 * rem];
     const base = height - 1.2 * rem - (height - 2.3 * rem) * 0.22;
     const floor = height - 1.2 * rem;
-    const x = timeScale(now, left, right);
+    const x = timeScale(now, minutes, left, right);
     const bins = binned(points, index);
     const most = Math.max(1, ...bins.map((each) => each.total / BIN));
     const mostWaiting = Math.max(1, ...bins.map((each) => each.waiting));
     const barWidth = Math.max(1, (x(BIN) - x(0)) - 0.8);
     const bars = bins.map((bin) => {
+      const wide = Math.max(0, Math.min(barWidth, right - x(bin.at))); // the newest is not over yet
       let y = base;
       const piece = (count, kind) => {
         const tall = (count / BIN / most) * (base - top);
         y -= tall;
-        return svg`<rect class=${kind} x=${x(bin.at)} y=${y} width=${barWidth} height=${tall} />`;
+        return svg`<rect class=${kind} x=${x(bin.at)} y=${y} width=${wide} height=${tall} />`;
       };
       const deep = (bin.waiting / mostWaiting) * (floor - base);
       return svg`
         ${bin.admitted ? piece(bin.admitted, "admitted") : nothing}
         ${FAMILIES.filter((each) => bin.refused[each]).map((each) => piece(bin.refused[each], each))}
-        ${bin.waiting ? svg`<rect class="waiting" x=${x(bin.at)} y=${base + 1} width=${barWidth} height=${deep} />` : nothing}`;
+        ${bin.waiting ? svg`<rect class="waiting" x=${x(bin.at)} y=${base + 1} width=${wide} height=${deep} />` : nothing}`;
     });
     return svg`
       <line class="grid" x1=${left} x2=${right} y1=${top} y2=${top} />
@@ -152,7 +160,7 @@ class FlowChart extends Chart {
       ${bars}
       <line class="axis" x1=${left} x2=${right} y1=${base} y2=${base} />
       ${bins.some((each) => each.waiting) ? svg`<text class="tick" x="0" y=${height - 0.2 * rem}>${t("board.mostwaiting", { n: number(mostWaiting) })}</text>` : nothing}
-      ${timeTicks(now, x, height - 0.2 * rem).slice(bins.some((each) => each.waiting) ? 1 : 0)}`;
+      ${timeTicks(now, minutes, x, height - 0.2 * rem).slice(bins.some((each) => each.waiting) ? 1 : 0)}`;
   }
 }
 

@@ -70,7 +70,7 @@ const WORDS = {
   "board.admitted": ["Admitted", "放行"],
   "board.refused": ["Turned away", "拒绝"],
   "board.persecond": ["per second", "每秒"],
-  "board.share": ["{p} of all", "占比 {p}"],
+  "board.share": [", {p} of all", "，占比 {p}"],
   "board.waterline": ["Free ratio, and where classes close", "空闲率与关闭水位线"],
   "board.minutes": ["{n} min", "{n} 分钟"],
   "board.now": ["now", "现在"],
