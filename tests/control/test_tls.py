@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 import trustme
 from grpc import aio
@@ -22,6 +24,7 @@ from extproc.control.client import Access, connect
 from extproc.control.pb import callers_pb2, modes_pb2
 from extproc.control.pb.callers_pb2_grpc import CallerServiceStub
 from extproc.control.pb.modes_pb2_grpc import ModeServiceStub
+from extproc.stand.children import child
 from extproc.stand.ports import free_port
 
 CONFIG = """\
@@ -175,3 +178,28 @@ async def test_the_command_shows_the_certificate_of_its_environment(
     assert code == 0, said
     (line,) = (directory / "kept" / "audit.jsonl").read_text(encoding="utf-8").splitlines()
     assert json.loads(line)["who"] == "ann.ops"
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("serving", [CLIENTS], indirect=True)
+async def test_people_log_in_to_a_console_that_has_a_certificate(
+    serving: str, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIDEGATE_CONTROL_CERTIFICATE", str(directory / "board.ops.pem"))
+    monkeypatch.setenv("TIDEGATE_CONTROL_KEY", str(directory / "board.ops.key"))
+    (directory / "viewer.token").write_text("viewer", encoding="utf-8")
+    origin = f"http://127.0.0.1:{free_port()}"
+    words = ["console", "--listen", origin.removeprefix("http://"), "--control", serving]
+    files = ["--ca", str(directory / "ca.pem"), "--token-file", str(directory / "viewer.token")]
+    command = [sys.executable, "-m", "extproc", *words, *files]
+    async with child("console", command, directory), httpx.AsyncClient() as browser:
+        async with asyncio.timeout(20):
+            while True:
+                with contextlib.suppress(httpx.TransportError):
+                    await browser.get(f"{origin}/healthz")
+                    break
+                await asyncio.sleep(0.05)
+        reply = await browser.post(
+            f"{origin}/api/login", json={"token": "operator"}, headers={"origin": origin}
+        )
+    assert (reply.status_code, reply.json()["who"]) == (200, "the-operator")
