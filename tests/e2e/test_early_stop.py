@@ -3,6 +3,7 @@ and the engine stops."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -26,6 +27,8 @@ PREAMBLE = "Here it is:\n"
 TEXT = PREAMBLE + JSON
 ENDLESS = 2000
 """Tokens: about half a minute."""
+TOKENS_PER_SECOND = 60
+"""Of a single stream, by the emulated engine's cost of a step, rounded down."""
 MESSAGES = [{"role": "user", "content": "hello"}]
 CALLS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": ENDLESS},
@@ -104,6 +107,57 @@ async def test_complete_json_ends_the_stream_and_stops_the_engine(
     assert talking.grown(seen, "exchanges_ended_total", outcome="completed") == 1
 
 
+async def test_the_engine_stops_within_a_fifth_of_a_second_of_the_clients_end(talking: Any) -> None:
+    """Told in the engine's own time: what it generates after the client has all that it gets."""
+    (engine,) = talking.engines
+    headers = {"x-tenant-id": "service", "x-task-type": "extract"}
+    call = {"model": "qwen", "stream": True, "ignore_eos": True, **CALLS["/v1/chat/completions"]}
+    after = []
+    for _ in range(5):
+        reply = await talking.http.post(
+            f"{talking.url}/v1/chat/completions", json=call, headers=headers
+        )
+        assert reply.content.endswith(b"data: [DONE]\n\n")
+        at_the_end = engine.engine.generation_tokens_total
+        await talking.settled()
+        after.append(engine.engine.generation_tokens_total - at_the_end)
+
+    assert sorted(after)[2] <= 0.2 * TOKENS_PER_SECOND, after
+
+
+@pytest.mark.parametrize(
+    ("heard", "outcomes"),
+    [
+        (b"\r\n\r\n", {"client_gone"}),
+        (b"data: ", {"client_gone"}),
+        (b"Here", {"client_gone"}),
+        (b"[DONE]\n\n", {"client_gone", "completed"}),  # the end of the body may be on its way
+    ],
+    ids=["before the first token", "at the first part", "before the usage", "after [DONE]"],
+)
+async def test_a_client_may_leave_an_edited_stream_at_any_moment(
+    talking: Any, heard: bytes, outcomes: set[str]
+) -> None:
+    call = {"model": "qwen", "stream": True, "ignore_eos": True, **CALLS["/v1/chat/completions"]}
+    body = json.dumps(call).encode()
+    reader, writer = await asyncio.open_connection(*talking.plan.envoy.split(":"))
+    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: e\r\nx-tenant-id: service\r\n"
+    head += f"x-task-type: extract\r\ncontent-length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    await reader.readuntil(heard)
+    writer.transport.abort()
+
+    await talking.settled()
+    seen = await talking.metrics()
+    ended = {
+        outcome: int(grown)
+        for outcome in ("completed", "client_gone", "engine_error", "evicted", "timeout")
+        if (grown := talking.grown(seen, "exchanges_ended_total", outcome=outcome))
+    }
+    assert sum(ended.values()) == 1
+    assert ended.keys() <= outcomes
+
+
 async def test_a_stop_word_too_many_for_the_engine_is_found_across_parts(stand: Any) -> None:
     call = {"model": "qwen", "stream": True, **CALLS["/v1/chat/completions"], "ignore_eos": True}
     headers = {"x-tenant-id": "service", "x-task-type": "prose"}
@@ -148,7 +202,7 @@ async def test_a_call_that_does_not_stream_is_left_alone(talking: Any) -> None:
 async def test_the_openai_client_takes_it_for_a_whole_answer(talking: Any) -> None:
     headers = {"x-tenant-id": "service", "x-task-type": "extract"}
     async with openai.AsyncOpenAI(
-        base_url=f"{talking.url}/v1", api_key="sk-canary-0c9b4e", default_headers=headers
+        base_url=f"{talking.url}/v1", api_key="none", default_headers=headers
     ) as client:
         async with client.chat.completions.stream(
             model="qwen",
@@ -177,7 +231,7 @@ async def test_the_anthropic_client_takes_it_for_a_whole_answer(talking: Any) ->
     headers = {"x-tenant-id": "service", "x-task-type": "extract"}
     async with (
         anthropic.AsyncAnthropic(
-            base_url=talking.url, api_key="sk-canary-0c9b4e", default_headers=headers
+            base_url=talking.url, api_key="none", default_headers=headers
         ) as client,
         client.messages.stream(
             model="qwen",
