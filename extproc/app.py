@@ -52,6 +52,8 @@ from extproc.engines.fleet import Fleet
 from extproc.quota.gates import QuotaGate, RateGate
 from extproc.quota.meter import LocalMeter
 from extproc.sharing.agreement import Agreement
+from extproc.sharing.forwarding import Forwarder
+from extproc.sharing.link import LinkDownError
 from extproc.sharing.room import Sharing
 from extproc.telemetry.agents import AgentCollector
 from extproc.telemetry.breaker import BreakerCollector
@@ -180,6 +182,7 @@ class Tidegate:
     meter: LocalMeter | None
     sharing: Sharing | None
     agreement: Agreement | None
+    forwarder: Forwarder | None
     outbox: Outbox | None
     access_log: AccessLog
     fleet: Fleet
@@ -197,6 +200,7 @@ def build(config: Config) -> Tidegate:
         QuotaError: a plan has a quota, and what the ledger needs is not installed.
     """
     clock, rng = time.monotonic, random.Random()  # noqa: S311 (jitter and ids, no secrets)
+    name = parts.name(rng)
     catalog = catalog_of(config)
     pools = {
         name: Pool(name, pool_limits(pool), catalog.classes) for name, pool in config.pools.items()
@@ -226,9 +230,7 @@ def build(config: Config) -> Tidegate:
     outbox = parts.outbox(config)
     if outbox is not None:
         metrics.registry.register(LedgerCollector(outbox))
-    sharing = parts.sharing(config, pools, outbox, clock, rng)
-    if sharing is not None:
-        metrics.registry.register(SharingCollector(sharing))
+    sharing = parts.sharing(config, name, pools, outbox, clock, rng)
     meter: LocalMeter | None = None
     if config.plans:
         meter = LocalMeter(outbox, time.time) if sharing is None else sharing.meter
@@ -237,6 +239,12 @@ def build(config: Config) -> Tidegate:
         gates += (RateGate(meter), QuotaGate(meter))
     controller = Controller(pools, gates, lines)
     endings = Endings(Ends(controller, observer, breaker, meter, desk, clock).ended, clock)
+    forwarder: Forwarder | None = None
+    if sharing is not None:
+        link, members = sharing.link, sharing.members
+        forwarder = Forwarder(link, name, endings.logged, others=lambda: members.count, clock=clock)
+        endings.late = lambda: forwarder.late
+        metrics.registry.register(SharingCollector(sharing, forwarder))
     admission = Admission(
         catalog=catalog,
         controller=controller,
@@ -249,7 +257,7 @@ def build(config: Config) -> Tidegate:
         observer=observer if len(observer.each) > 1 else metrics,
         endings=endings,
         meter=meter,
-        new_id=parts.id_source(rng),
+        new_id=parts.id_source(name),
         clock=clock,
         wall_clock=time.time,
         bell=pump.ring,
@@ -292,7 +300,8 @@ def build(config: Config) -> Tidegate:
         outbox=outbox,
         sharing=sharing,
         agreement=agreement,
-        access_log=AccessLog(endings.logged),
+        forwarder=forwarder,
+        access_log=AccessLog(endings.logged if forwarder is None else forwarder.logged),
         fleet=Fleet(config.pools, books, clock=clock, rng=rng),
         recorder=recorder,
         decision_log=decision_log,
@@ -333,6 +342,9 @@ async def serve(tidegate: Tidegate, stop: asyncio.Event, started: Callable[[], N
                 control.drain()
             log.info("draining", extra={"streams": tidegate.processor.streams})
             await _drain(tidegate.processor, grpc_server)
+            if tidegate.forwarder is not None:
+                with contextlib.suppress(LinkDownError):
+                    await tidegate.forwarder.exchange()
             tidegate.endings.flush()
             for each in running:
                 each.cancel()
@@ -345,7 +357,7 @@ def _background(tidegate: Tidegate) -> Iterator[Coroutine[Any, Any, None]]:
     yield tidegate.endings.run()
     if tidegate.recorder is not None:
         yield _record(tidegate.recorder, tidegate.decision_log, tidegate.tracing)
-    for each in (tidegate.sharing, tidegate.agreement):
+    for each in (tidegate.sharing, tidegate.agreement, tidegate.forwarder):
         if each is not None:
             yield each.run()
 

@@ -50,8 +50,14 @@ if TYPE_CHECKING:
     from extproc.telemetry.tracing import Tracing
 
 
+def name(rng: random.Random) -> str:
+    """Return a name for this process that no other has."""
+    return f"{rng.getrandbits(48):012x}"
+
+
 def sharing(
     config: Config,
+    name: str,
     pools: Mapping[str, Pool],
     outbox: Outbox | None,
     clock: Callable[[], float],
@@ -62,7 +68,7 @@ def sharing(
         return None
     return Sharing(
         config.state.redis,
-        f"{rng.getrandbits(64):016x}",
+        name,
         pools,
         outbox=outbox,
         clock=clock,
@@ -72,11 +78,10 @@ def sharing(
     )
 
 
-def id_source(rng: random.Random) -> Callable[[], str]:
-    """Return a source of ids: unique over processes by a random prefix, here by a count."""
-    prefix = f"{rng.getrandbits(48):012x}"
+def id_source(name: str) -> Callable[[], str]:
+    """Return a source of ids: unique over processes by their name, here by a count."""
     numbers = itertools.count(1)
-    return lambda: f"{prefix}{next(numbers):08x}"
+    return lambda: f"{name}{next(numbers):08x}"
 
 
 def desk(config: Config, clock: Callable[[], float], pump: Pump) -> AgentDesk | None:

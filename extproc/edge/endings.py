@@ -9,6 +9,8 @@ Rules this module keeps:
 * What we know better counts: the outcome of what we cut or answered in the engine's stead, which in
   Envoy's eyes ended well, and the usage that an editor has read, where Envoy has read none.
 * An entry of an exchange that this process never saw, as after a restart, is told as it is.
+* Where entries may come late, because others hear of them first and cannot pass them on, they are
+  waited for up to `PATIENCE`.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ from extproc.core.records import Decided, Ended
 GRACE = 2.0
 """Seconds that an access-log entry may come after the end of its exchange's stream; it takes
 milliseconds, and longer only where this process is starved of CPU."""
+PATIENCE = 60.0
+"""Seconds that are waited for an entry at most, where it may be late."""
 REMEMBERED = 4096
 """Ends that are remembered at least, so that they are told once."""
 
@@ -77,6 +81,8 @@ class Endings:
         self._released: deque[tuple[float, str]] = deque()
         self._told: set[str] = set()
         self._told_before: set[str] = set()
+        self.late: Callable[[], bool] = lambda: False
+        """Says whether entries may come late."""
 
     def __repr__(self) -> str:
         return f"<Endings: {len(self._open)} open>"
@@ -120,8 +126,8 @@ class Endings:
 
     def sweep(self) -> None:
         """Tell the ends that the access log has had its time for."""
-        now = self._clock()
-        while self._released and self._released[0][0] + self._grace <= now:
+        now, grace = self._clock(), PATIENCE if self.late() else self._grace
+        while self._released and self._released[0][0] + grace <= now:
             self._give_up(*self._released.popleft())
 
     def flush(self) -> None:

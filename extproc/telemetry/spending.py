@@ -51,6 +51,12 @@ class MembersState(Protocol):
     count: int
 
 
+class ForwarderState(Protocol):
+    """What was handed over; see `extproc.sharing.forwarding.Forwarder`."""
+
+    forwarded: int
+
+
 class SharingState(Protocol):
     """What is shared; see `extproc.sharing.room.Sharing`."""
 
@@ -88,8 +94,9 @@ class MeterCollector(Collector):
 class SharingCollector(Collector):
     """What is shared through Redis at the moment of a scrape."""
 
-    def __init__(self, state: SharingState) -> None:
+    def __init__(self, state: SharingState, forwarder: ForwarderState) -> None:
         self._state = state
+        self._forwarder = forwarder
 
     def collect(self) -> Iterable[Metric]:
         """Yield the gauges, and the counter that the link keeps itself."""
@@ -97,6 +104,11 @@ class SharingCollector(Collector):
         yield GaugeMetricFamily("tidegate_redis_up", "1 while Redis answers.", float(link.up))
         yield CounterMetricFamily(
             "tidegate_redis_round_trips", "Answers of Redis.", link.round_trips
+        )
+        yield CounterMetricFamily(
+            "tidegate_ends_forwarded",
+            "Ends of exchanges that Envoy logged here and another Tidegate was told.",
+            self._forwarder.forwarded,
         )
         yield GaugeMetricFamily(
             "tidegate_replicas",

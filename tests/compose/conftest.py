@@ -76,7 +76,7 @@ def exposed() -> dict[str, frozenset[str]]:
     metrics.registry.register(LedgerCollector(outbox))
     link = SimpleNamespace(up=True, round_trips=0)
     shared = SimpleNamespace(link=link, members=SimpleNamespace(count=1))
-    metrics.registry.register(SharingCollector(shared))
+    metrics.registry.register(SharingCollector(shared, SimpleNamespace(forwarded=0)))
     held = SimpleNamespace(pending=(), buckets=(), holds=SimpleNamespace(held_in_all=0))
     metrics.registry.register(MeterCollector(held))
     verdict = Verdict(Action.ADMIT, Reason.ADMITTED, Load(0.5, 1.0, 0, 1))

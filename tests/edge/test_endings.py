@@ -239,3 +239,22 @@ def test_any_order_tells_each_end_once(steps: list[tuple[str, str]]) -> None:
         at.endings.released(ident)
     at.endings.flush()
     assert sorted(each.id for each in at.told) == ["a", "b"]
+
+
+def test_where_entries_may_be_late_they_are_waited_for_up_to_a_minute() -> None:
+    at = Desk()
+    late = True
+    at.endings.late = lambda: late
+    at.endings.admitted(decided("x1"))
+    at.endings.admitted(decided("x2"))
+    at.now += 0.25
+    at.endings.released("x1")
+    at.wait(10)
+    at.endings.released("x2")
+    at.wait(49.9)
+    assert at.told == []
+    at.wait(0.1)
+    assert at.told == [gone("x1", 0.25)]
+    late = False
+    at.wait(0)
+    assert at.told == [gone("x1", 0.25), gone("x2", 10.25)]

@@ -34,8 +34,9 @@ def test_what_is_shared() -> None:
         link=SimpleNamespace(up=True, round_trips=7), members=SimpleNamespace(count=3)
     )
 
-    assert page(SharingCollector(state)) == [
+    assert page(SharingCollector(state, SimpleNamespace(forwarded=5))) == [
         "tidegate_redis_up 1.0",
         "tidegate_redis_round_trips_total 7.0",
+        "tidegate_ends_forwarded_total 5.0",
         "tidegate_replicas 3.0",
     ]

@@ -1,0 +1,41 @@
+-- Hands ends of exchanges over to those whose exchanges they are, and fetches one's own.
+--
+-- KEYS[1]    sorted set of the Tidegates that are alive
+-- KEYS[2]    my stream
+-- KEYS[3..]  the streams of others
+-- ARGV       seconds after which one is dead; the last entry of my stream that I have; then for each of
+--            the others: the name, and what it is told
+-- Returns    the names of those that are not alive, who were told nothing; then number and content of
+--            each new entry of my stream
+
+if redis.replicate_commands then redis.replicate_commands() end
+
+local KEEP, MOST = 60, 1000
+
+local lifetime, last = tonumber(ARGV[1]), ARGV[2]
+local time = redis.call('TIME')
+local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
+
+local dead = {}
+for i = 3, #KEYS do
+  local name, told = ARGV[2 * i - 3], ARGV[2 * i - 2]
+  local heard = redis.call('ZSCORE', KEYS[1], name)
+  if heard and tonumber(heard) > now - lifetime then
+    redis.call('XADD', KEYS[i], '*', 'ends', told)
+    redis.call('EXPIRE', KEYS[i], KEEP)
+  else
+    dead[#dead + 1] = name
+  end
+end
+
+-- What I have said that I have is not needed any more.
+for _, entry in ipairs(redis.call('XRANGE', KEYS[2], '-', last, 'COUNT', MOST)) do
+  redis.call('XDEL', KEYS[2], entry[1])
+end
+local reply = {dead}
+local fresh = redis.call('XREAD', 'COUNT', MOST, 'STREAMS', KEYS[2], last)
+for _, entry in ipairs(fresh and fresh[1][2] or {}) do
+  reply[#reply + 1] = entry[1]
+  reply[#reply + 1] = entry[2][2]
+end
+return reply
