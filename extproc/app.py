@@ -14,6 +14,7 @@ import contextlib
 import gc
 import logging
 import random
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
@@ -192,8 +193,12 @@ class Tidegate:
     control: ControlRoom | None
 
 
-def build(config: Config) -> Tidegate:
+def build(config: Config, secret: bytes | None = None) -> Tidegate:
     """Return a wired Tidegate.
+
+    Args:
+        config: what it is made from.
+        secret: signs tickets where the configuration names no key; None for one of this process.
 
     Raises:
         ConfigError: a key file cannot be used.
@@ -206,7 +211,7 @@ def build(config: Config) -> Tidegate:
         name: Pool(name, pool_limits(pool), catalog.classes) for name, pool in config.pools.items()
     }
     metrics = Metrics(config.pools, config.classes)
-    lines = parts.lines(config, catalog.classes)
+    lines = parts.lines(config, catalog.classes, secret)
     metrics.registry.register(PoolCollector(pools, clock))
     metrics.registry.register(LineCollector(lines, catalog.classes))
     breaker = parts.breaker(config)
@@ -310,8 +315,15 @@ def build(config: Config) -> Tidegate:
     )
 
 
-async def serve(tidegate: Tidegate, stop: asyncio.Event, started: Callable[[], None]) -> None:
+async def serve(
+    tidegate: Tidegate,
+    stop: asyncio.Event,
+    started: Callable[[], None],
+    pages_on: socket.socket | None = None,
+) -> None:
     """Run until ``stop`` is set, then drain; ``started`` is called when Envoy can connect.
+
+    ``pages_on`` listens for those who ask for pages, in place of `listen.http`.
 
     Raises:
         CannotListenError: an address cannot be bound.
@@ -322,12 +334,16 @@ async def serve(tidegate: Tidegate, stop: asyncio.Event, started: Callable[[], N
     grpc_server, health = server.build(
         handlers, listen.processor, max_body=tidegate.config.requests.max_body
     )
-    application = pages(metrics=tidegate.metrics.render, ready=lambda: not stop.is_set())
+
+    async def metrics() -> bytes:
+        return tidegate.metrics.render()
+
+    application = pages(metrics=metrics, ready=lambda: not stop.is_set())
     control = tidegate.control
     api = contextlib.nullcontext() if control is None else control.serving()
     outbox, meter = tidegate.outbox, tidegate.meter
     ledger = contextlib.nullcontext() if not (outbox and meter) else outbox.carrying(meter.holds)
-    async with _http(application, listen.http), api, ledger, asyncio.TaskGroup() as tasks:
+    async with _http(application, listen.http, pages_on), api, ledger, asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(each) for each in _background(tidegate)]
         await grpc_server.start()
         await health.set("", health_pb2.HealthCheckResponse.SERVING)
@@ -386,13 +402,18 @@ async def _drain(processor: Processor, grpc_server: aio.Server) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _http(application: web.Application, address: str) -> AsyncIterator[None]:
+async def _http(
+    application: web.Application, address: str, bound: socket.socket | None
+) -> AsyncIterator[None]:
     runner = web.AppRunner(application, access_log=None)
     await runner.setup()
     try:
         host, _, port = address.rpartition(":")
         try:
-            await web.TCPSite(runner, host.strip("[]"), int(port)).start()
+            if bound is not None:
+                await web.SockSite(runner, bound).start()
+            else:
+                await web.TCPSite(runner, host.strip("[]"), int(port)).start()
         except OSError as error:
             raise server.CannotListenError(address, "listen.http") from error
         yield

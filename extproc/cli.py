@@ -20,7 +20,7 @@ import uvloop
 from rich.console import Console
 
 from extproc import __version__
-from extproc.config import Config, ConfigError, load, load_keys
+from extproc.config import Config, ConfigError, load, load_keys, of_worker, with_workers
 from extproc.console.cli import console as web_console
 from extproc.control import attribution_cli
 from extproc.control import cli as control_cli
@@ -32,6 +32,8 @@ from extproc.sim.loadgen import cli as load_cli
 from extproc.stand.children import ChildEndedError
 from extproc.stand.drill import drill
 from extproc.stand.plan import make_plan
+from extproc.stand.plan import tidegate as tidegate_command
+from extproc.stand.redis import RedisNotFoundError
 from extproc.stand.up import NotReadyError, up
 from extproc.telemetry import logs
 
@@ -47,6 +49,9 @@ BAD_CONFIGURATION = 2
 
 FormName = Literal["bootstrap", "include", "ecds", "cds", "eds", "istio", "gateway"]
 ConfigFile = Annotated[Path, typer.Option("--config", help="the configuration", dir_okay=False)]
+Workers = Annotated[
+    int | None, typer.Option(min=1, max=64, help="processes; default: listen.workers")
+]
 
 
 def main() -> None:
@@ -80,6 +85,7 @@ def run_stand(
     config: Annotated[
         Path | None, typer.Option(help="classes, tenants, fallback of your own", dir_okay=False)
     ] = None,
+    workers: Workers = None,
 ) -> None:
     """Start Envoy, Tidegate and engines on this machine, to try it; Ctrl-C stops it all."""
     engines = tuple(each.removeprefix("http://").rstrip("/") for each in engine or ())
@@ -89,7 +95,7 @@ def run_stand(
         directory = Path(tempfile.mkdtemp(prefix="tidegate-"))
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         try:
-            plan = make_plan(directory, port=port, engines=engines, config=config)
+            plan = make_plan(directory, port=port, engines=engines, config=config, workers=workers)
             load_keys(plan.config)  # a file that is not there is told before anything runs
         except ConfigError as error:
             raise _bad_configuration(error) from error
@@ -98,7 +104,7 @@ def run_stand(
             raise typer.Exit(CANNOT_RUN) from error
         try:
             _run_until_stopped(up(plan, Console()))
-        except* (ChildEndedError, NotReadyError, EnvoyNotFoundError) as group:
+        except* (ChildEndedError, NotReadyError, EnvoyNotFoundError, RedisNotFoundError) as group:
             stack.pop_all()  # the logs, which tell why, stay
             raise _cannot_run(group) from group
 
@@ -122,6 +128,8 @@ def check(file: Annotated[Path, typer.Argument(help="the configuration to check"
         if source.api_key is not None and not source.api_key.file.exists():
             # A configuration is often checked where its secrets are not.
             _say(f"note: {source.api_key.file} is not here to be checked")
+    if config.listen.workers > 1 and config.agents is not None:
+        _say("note: each worker counts the runs of agents by what it sees of them")
     _say(f"{file} is fine")
 
 
@@ -132,17 +140,58 @@ def serve(
         Literal["debug", "info", "warning", "error"],
         typer.Option(envvar="TIDEGATE_LOG_LEVEL", help="what is logged, and above"),
     ] = "info",
+    workers: Workers = None,
+    worker: Annotated[int, typer.Option(hidden=True)] = 0,
+    pages: Annotated[int, typer.Option(hidden=True)] = -1,
 ) -> None:
     """Run the processor that Envoy asks."""
+    logs.configure(sys.stderr, logs.LEVELS[log_level])
+    logs.own_faults()
+    settings = _load_or_exit(config, workers)
+    if not worker and settings.listen.workers > 1:
+        _supervise(config, settings, log_level)
+    else:
+        _process(settings, worker, pages)
+
+
+def _supervise(file: Path, settings: Config, log_level: str) -> None:
+    """Run several workers, each of which is this very command."""
+    from extproc.edge.server import CannotListenError
+    from extproc.workers.supervisor import Supervisor, WorkerEndedError
+
+    count = settings.listen.workers
+
+    def command(number: int, pages: int) -> list[str]:
+        what = ["serve", "--config", str(file), "--log-level", log_level]
+        which = ["--workers", str(count), "--worker", str(number), "--pages", str(pages)]
+        return [*tidegate_command(), *what, *which]
+
+    async def run() -> None:
+        supervisor = Supervisor(count, command, settings.listen.http)
+        stop = _stop_on(signal.SIGINT, signal.SIGTERM)
+        await supervisor.run(stop, lambda: _say(f"serving with {count} workers"))
+
+    try:
+        uvloop.run(run())
+    except* CannotListenError as group:
+        raise _cannot_run(group) from group
+    except* WorkerEndedError as group:
+        first = group.exceptions[0]
+        _say(str(first), error=True)
+        raise typer.Exit(first.code if isinstance(first, WorkerEndedError) else 1) from group
+
+
+def _process(settings: Config, worker: int, pages: int) -> None:
+    """Run the processor in this process, alone or as a worker of several."""
     from extproc import app as application  # heavy: only this command needs them
     from extproc.edge.server import CannotListenError
     from extproc.quota.errors import QuotaError
+    from extproc.workers import worker as child
 
-    logs.configure(sys.stderr, logs.LEVELS[log_level])
-    logs.own_faults()
-    settings = _load_or_exit(config)
+    if worker:
+        settings = of_worker(settings, worker)
     try:
-        tidegate = application.build(settings)
+        tidegate = application.build(settings, child.read_secret() if worker else None)
     except ConfigError as error:
         raise _bad_configuration(error) from error
     except QuotaError as error:
@@ -150,12 +199,15 @@ def serve(
         raise typer.Exit(CANNOT_RUN) from error
 
     async def run() -> None:
-        stop = asyncio.Event()
         asyncio.get_running_loop().set_exception_handler(logs.loop_fault)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        stop = _stop_on(signal.SIGINT, signal.SIGTERM)
+        if worker:
+            child.stop_with_parent(asyncio.get_running_loop(), stop)
         await application.serve(
-            tidegate, stop, lambda: _say(f"serving {settings.listen.processor}")
+            tidegate,
+            stop,
+            lambda: _say(f"serving {settings.listen.processor}"),
+            child.pages_socket(pages) if worker else None,
         )
 
     try:
@@ -173,11 +225,12 @@ def envoy(
     output: Annotated[
         Path | None, typer.Option(help="a directory for the files of all forms, or of --form")
     ] = None,
+    workers: Workers = None,
 ) -> None:
     """Print the Envoy configuration, or write its files."""
     from extproc.envoyconf import forms  # heavy: only this command needs all of it
 
-    settings = _load_or_exit(config)
+    settings = _load_or_exit(config, workers)
     chosen = forms.Form(form) if form else None
     try:
         if output is not None:
@@ -210,9 +263,18 @@ def _run_until_stopped(work: Coroutine[Any, Any, None]) -> None:
     uvloop.run(run())
 
 
-def _load_or_exit(file: Path) -> Config:
+def _stop_on(*numbers: signal.Signals) -> asyncio.Event:
+    """Return what is set when one of these signals comes."""
+    stop = asyncio.Event()
+    for number in numbers:
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+def _load_or_exit(file: Path, workers: int | None = None) -> Config:
     try:
-        return load(file)
+        config = load(file)
+        return config if workers is None else with_workers(config, workers, file)
     except ConfigError as error:
         raise _bad_configuration(error) from error
 

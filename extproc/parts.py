@@ -149,9 +149,9 @@ def outbox(config: Config) -> Outbox | None:
     return make_outbox(config, time.time)
 
 
-def lines(config: Config, classes: Sequence[ServiceClass]) -> dict[str, Line]:
+def lines(config: Config, classes: Sequence[ServiceClass], secret: bytes | None) -> dict[str, Line]:
     """Return the line before each pool. Raises ConfigError where the ticket key cannot be used."""
-    key = load_ticket_key(config) or secrets.token_bytes(32)
+    key = load_ticket_key(config) or secret or secrets.token_bytes(32)
     tickets = config.tickets
     return {
         name: Line(

@@ -17,6 +17,7 @@ from extproc.config.model import Config, Endpoints, PoolConfig, Scrape
 from extproc.config.plans import plans
 from extproc.config.redis_url import RedisAddress, parse_redis_url
 from extproc.config.runs import agent_policy
+from extproc.config.workers import of_worker, processor_addresses, with_workers
 
 __all__ = [
     "AdjustmentError",
@@ -41,10 +42,13 @@ __all__ = [
     "load_ticket_key",
     "load_tokens",
     "named",
+    "of_worker",
     "parse",
     "parse_endpoints",
     "parse_redis_url",
     "plans",
     "pool_limits",
+    "processor_addresses",
     "service_classes",
+    "with_workers",
 ]

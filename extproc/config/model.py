@@ -51,9 +51,14 @@ from extproc.core.reasons import REASONS, Reason, ReplyKind
 
 
 class Listen(_Model):
-    """Where Tidegate listens."""
+    """Where Tidegate listens, and with how many processes.
+
+    With ``workers``, each has an address of its own for Envoy, which spreads calls over them: sockets
+    ``NAME-2.sock`` and so on beside that of ``processor``, or the ports that follow its port.
+    """
 
     processor: Address = "127.0.0.1:9002"
+    workers: int = Field(default=1, ge=1, le=64)
     http: Address = "127.0.0.1:9090"
     control: Address = "127.0.0.1:9091"
 
@@ -410,6 +415,7 @@ class Config(_Model):
     @model_validator(mode="after")
     def _consistent(self) -> Config:
         problems = [*self._dangling(), *self._outwaited(), *self._disordered(), *self._exposed()]
+        problems += self._unshared()
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -458,6 +464,21 @@ class Config(_Model):
                 f"listen.control: tokens would cross the network to {address} in the clear, so give "
                 "control.tls, or say control.plaintext: true where a mesh encrypts"
             )
+
+    def _unshared(self) -> Iterator[str]:
+        workers, address = self.listen.workers, self.listen.processor
+        if workers == 1:
+            return
+        if self.state.redis is None:
+            yield (
+                "listen.workers: several share rates, holds, modes and tickets through Redis, so give "
+                "state.redis, or have one worker"
+            )
+        for name, pool in self.pools.items():
+            if not pool.scrape.enabled:
+                yield f"pools.{name}.scrape.enabled: load reports reach one of several workers only"
+        if not address.startswith("unix://") and int(address.rpartition(":")[2]) + workers > 65536:
+            yield f"listen.workers: there are not so many ports from {address} on"
 
     def _disordered(self) -> Iterator[str]:
         classes = list(self.classes.items())

@@ -61,7 +61,7 @@ from envoy_data_plane.envoy.type.v3 import Percent
 from envoy_data_plane.google.protobuf import Any
 
 from extproc import contract
-from extproc.config import Config, PoolConfig
+from extproc.config import Config, PoolConfig, processor_addresses
 from extproc.envoyconf import addresses
 
 UNLIMITED = 1_000_000
@@ -74,7 +74,7 @@ _ENGINE_IDLE = timedelta(seconds=4)
 def clusters(config: Config) -> list[Cluster]:
     """Return all clusters."""
     return [
-        processor_cluster(config.envoy.processor or config.listen.processor),
+        processor_cluster(config.envoy.processor or config.listen.processor, config.listen.workers),
         *(
             pool_cluster(name, pool, config.envoy.include_dir)
             for name, pool in config.pools.items()
@@ -82,14 +82,15 @@ def clusters(config: Config) -> list[Cluster]:
     ]
 
 
-def processor_cluster(address: str) -> Cluster:
-    """Return the cluster of the processor at ``host:port`` or ``unix:///path``."""
+def processor_cluster(address: str, workers: int) -> Cluster:
+    """Return the cluster of the processor's workers; ``address`` is the first one's."""
     name = contract.PROCESSOR_CLUSTER
+    reached = processor_addresses(address, workers)
     return Cluster(
         name=name,
-        type=_discovery([address]),
+        type=_discovery(reached),
         connect_timeout=timedelta(milliseconds=250),
-        load_assignment=_assignment(name, [addresses.reaching(address)]),
+        load_assignment=_assignment(name, map(addresses.reaching, reached)),
         typed_extension_protocol_options=_protocol(
             UpstreamProtocolOptions(
                 explicit_http_config=ExplicitHttpConfig(

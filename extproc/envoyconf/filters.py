@@ -25,6 +25,7 @@ from envoy_data_plane.envoy.config.core.v3 import (
     HeaderValueOption,
     HeaderValueOptionHeaderAppendAction,
     RetryPolicy,
+    RetryPolicyRetryHostPredicate,
     SubstitutionFormatString,
     TypedExtensionConfig,
 )
@@ -65,6 +66,7 @@ from envoy_data_plane.envoy.extensions.filters.http.sse_to_metadata.v3 import (
     SseToMetadataProcessingRules,
 )
 from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import HttpFilter
+from envoy_data_plane.envoy.extensions.retry.host.previous_hosts.v3 import PreviousHostsPredicate
 from envoy_data_plane.envoy.type.matcher.v3 import RegexMatcher
 from envoy_data_plane.envoy.type.v3 import HttpStatus, StatusCode
 from envoy_data_plane.google.protobuf import Any
@@ -99,7 +101,7 @@ def ext_proc(config: Config) -> ExternalProcessor:
     envoy = config.envoy
     forwarded = contract.metadata_namespaces(config)
     return ExternalProcessor(
-        grpc_service=processor_service(),
+        grpc_service=processor_service(config),
         failure_mode_allow=envoy.failure_mode == "open",
         status_on_error=HttpStatus(code=StatusCode(envoy.status_on_error)),
         message_timeout=timedelta(seconds=envoy.message_timeout),
@@ -133,17 +135,31 @@ def _longest(config: Config) -> timedelta | None:
     return timedelta(seconds=longest) if longest > config.envoy.message_timeout else None
 
 
-def processor_service() -> GrpcService:
-    """Return how Envoy calls the processor, with retries of what never reached it."""
+def processor_service(config: Config) -> GrpcService:
+    """Return how Envoy calls the processor, with retries of what never reached it.
+
+    Where there are several workers, one that cannot be connected to is passed over for another. A
+    single one is not tried again: that would only put off what `failure_mode` says.
+    """
+    retries = RetryPolicy(
+        retry_on="cancelled,refused-stream,unavailable",
+        num_retries=2,
+        retry_back_off=BackoffStrategy(
+            base_interval=timedelta(milliseconds=10), max_interval=timedelta(milliseconds=100)
+        ),
+    )
+    if config.listen.workers > 1:
+        retries.retry_on += ",connect-failure"
+        retries.retry_host_predicate = [
+            RetryPolicyRetryHostPredicate(
+                name="envoy.retry_host_predicates.previous_hosts",
+                typed_config=Any.pack(PreviousHostsPredicate()),
+            )
+        ]
+        retries.host_selection_retry_max_attempts = 8
     return GrpcService(
         envoy_grpc=GrpcServiceEnvoyGrpc(cluster_name=contract.PROCESSOR_CLUSTER),
-        retry_policy=RetryPolicy(
-            retry_on="cancelled,refused-stream,unavailable",
-            num_retries=2,
-            retry_back_off=BackoffStrategy(
-                base_interval=timedelta(milliseconds=10), max_interval=timedelta(milliseconds=100)
-            ),
-        ),
+        retry_policy=retries,
     )
 
 

@@ -111,9 +111,12 @@ def _patches(config: Config) -> dict[str, Any]:
             "type": "JSONPatch",
             "jsonPatches": [
                 _add(
-                    "cluster", contract.PROCESSOR_CLUSTER, "", fields(processor_cluster(processor))
+                    "cluster",
+                    contract.PROCESSOR_CLUSTER,
+                    "",
+                    fields(processor_cluster(processor, config.listen.workers)),
                 ),
-                _add("listener", listener, f"{_MANAGER}/access_log/0", fields(access_log())),
+                _add("listener", listener, f"{_MANAGER}/access_log/0", fields(access_log(config))),
                 _add(
                     "listener",
                     listener,

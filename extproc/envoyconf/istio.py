@@ -39,11 +39,11 @@ def istio(config: Config) -> str:
         "typed_config": {
             "@type": f"type.googleapis.com/{_MANAGER_TYPE}",
             **fields(guarded_manager(config)),
-            "access_log": [fields(access_log())],
+            "access_log": [fields(access_log(config))],
         },
     }
     patches = [
-        _patch("CLUSTER", {}, "ADD", fields(processor_cluster(processor))),
+        _patch("CLUSTER", {}, "ADD", fields(processor_cluster(processor, config.listen.workers))),
         _patch("NETWORK_FILTER", _in_manager(), "MERGE", manager),
         *(
             _patch("HTTP_FILTER", _in_manager("envoy.filters.http.router"), "INSERT_BEFORE", each)

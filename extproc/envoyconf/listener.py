@@ -74,7 +74,7 @@ def listener(config: Config, http_filters: list[HttpFilter], *, check_clusters: 
     manager.route_config = routes(config)
     manager.route_config.validate_clusters = None if check_clusters else False
     manager.http_filters = http_filters
-    manager.access_log = [access_log()]
+    manager.access_log = [access_log(config)]
     name = "envoy.filters.network.http_connection_manager"
     return Listener(
         name=contract.FILTER_NAME,
@@ -128,7 +128,7 @@ def routes(config: Config) -> RouteConfiguration:
     )
 
 
-def access_log() -> AccessLog:
+def access_log(config: Config) -> AccessLog:
     """Return the log that tells the processor how each admitted exchange ended."""
     return AccessLog(
         name="envoy.access_loggers.http_grpc",
@@ -141,7 +141,7 @@ def access_log() -> AccessLog:
             HttpGrpcAccessLogConfig(
                 common_config=CommonGrpcAccessLogConfig(
                     log_name=contract.FILTER_NAME,
-                    grpc_service=processor_service(),
+                    grpc_service=processor_service(config),
                     transport_api_version=ApiVersion.V3,
                     buffer_size_bytes=1,
                 )

@@ -56,6 +56,7 @@ class Plan:
         console: where browsers find the console, ``host:port``.
         console_token: the console's own, a viewer's.
         engine_options: of the engines that it starts.
+        redis: the socket of the Redis that the stand itself must start, or None.
     """
 
     directory: Path
@@ -68,6 +69,7 @@ class Plan:
     console: str
     console_token: str = field(repr=False)
     engine_options: tuple[str, ...]
+    redis: Path | None = None
 
     @property
     def metrics_url(self) -> str:
@@ -114,6 +116,7 @@ def make_plan(
     config: Path | None = None,
     emulate: int = 2,
     engine_options: tuple[str, ...] = SMALL_ENGINE,
+    workers: int | None = None,
 ) -> Plan:
     """Return the plan; emulated engines where no engine is given.
 
@@ -125,6 +128,8 @@ def make_plan(
             for all models, with the first one's settings and the stand's endpoints.
         emulate: how many engines are emulated.
         engine_options: of those.
+        workers: processes of Tidegate; None for what the configuration says. Where several would
+            have no Redis to share through, the stand has one of its own.
 
     Raises:
         ConfigError: the user's configuration cannot be used.
@@ -144,6 +149,7 @@ def make_plan(
         "processor": f"unix://{directory / 'processor.sock'}",
         "http": f"127.0.0.1:{http}",
         "control": f"127.0.0.1:{control}",
+        "workers": workers or settings.get("listen", {}).get("workers", 1),
     }
     settings["control"] = {
         "tokens": str(directory / "control-tokens.yaml"),
@@ -154,6 +160,10 @@ def make_plan(
         "database": f"sqlite:///{directory / 'ledger.db'}",
         "outbox": str(directory / "outbox.db"),
     }
+    redis: Path | None = None
+    if settings["listen"]["workers"] > 1 and not settings["state"].get("redis"):
+        redis = directory / "redis.sock"
+        settings["state"]["redis"] = f"unix://{redis}"
     settings["decision_log"] = {"file": str(directory / "decisions.jsonl")}
     settings["envoy"] = {
         **settings.get("envoy", {}),
@@ -178,4 +188,5 @@ def make_plan(
         console=f"127.0.0.1:{console}",
         console_token=secrets.token_urlsafe(32),
         engine_options=engine_options,
+        redis=redis,
     )

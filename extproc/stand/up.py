@@ -14,6 +14,7 @@ import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from pathlib import Path
 
 import aiohttp
 from rich.console import Console
@@ -23,6 +24,7 @@ from extproc.control.auth import token_line
 from extproc.envoyconf.binary import find_envoy
 from extproc.stand.children import Child, child
 from extproc.stand.plan import Plan, tidegate
+from extproc.stand.redis import redis_command
 from extproc.stand.tally import read_tally
 
 START_SECONDS = 30.0
@@ -37,7 +39,7 @@ async def running(plan: Plan, *, console: bool = False) -> AsyncIterator[tuple[C
     """Run the whole stand, with the web console or without; inside the block all of it is up.
 
     Raises:
-        EnvoyNotFoundError: Envoy is not installed.
+        EnvoyNotFoundError, RedisNotFoundError: something that is needed is not installed.
         ChildEndedError, NotReadyError: a process could not start.
     """
     envoy = find_envoy()
@@ -59,6 +61,12 @@ async def running(plan: Plan, *, console: bool = False) -> AsyncIterator[tuple[C
             for started, (_, _, url) in zip(children[-len(steps) :], steps, strict=True):
                 await _until(started, partial(_answers, session, url))
 
+        if plan.redis is not None:
+            redis = await stack.enter_async_context(
+                child("redis", redis_command(plan.redis), plan.directory)
+            )
+            children.append(redis)
+            await _until(redis, partial(_listens, plan.redis))
         await start(
             *(
                 (f"engine-{number}", plan.emulator_command(port), f"http://127.0.0.1:{port}/health")
@@ -97,6 +105,15 @@ async def _until(started: Child, ready: Callable[[], Awaitable[bool]]) -> None:
                 await asyncio.sleep(0.05)
     except TimeoutError as error:
         raise NotReadyError(f"{started.name} is not ready; see {started.log}") from error
+
+
+async def _listens(path: Path) -> bool:
+    try:
+        _, writer = await asyncio.open_unix_connection(path)
+    except OSError:
+        return False
+    writer.close()
+    return True
 
 
 async def _answers(session: aiohttp.ClientSession, url: str) -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 
-def pages(*, metrics: Callable[[], bytes], ready: Callable[[], bool]) -> web.Application:
+def pages(*, metrics: Callable[[], Awaitable[bytes]], ready: Callable[[], bool]) -> web.Application:
     """Return the application that serves the pages.
 
     Args:
@@ -17,7 +17,7 @@ def pages(*, metrics: Callable[[], bytes], ready: Callable[[], bool]) -> web.App
     """
 
     async def show_metrics(_: web.Request) -> web.Response:
-        return web.Response(body=metrics(), headers={"content-type": CONTENT_TYPE_LATEST})
+        return web.Response(body=await metrics(), headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def show_health(_: web.Request) -> web.Response:
         return web.Response(text="alive\n")
