@@ -29,6 +29,7 @@ breaker: {}
 agents: {}
 plans: {p: {quota: {tokens: 1}}}
 state: {redis: 'redis://127.0.0.1:6379/0'}
+envoy: {valve: {}}
 """
 """A configuration in which everything that has metrics is on."""
 

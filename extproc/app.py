@@ -29,6 +29,7 @@ from extproc.config import (
     Config,
     catalog_of,
     pool_limits,
+    reply_rules,
 )
 from extproc.control.levers import Levers
 from extproc.control.room import ControlRoom, make_operations
@@ -49,6 +50,7 @@ from extproc.edge.agents import AgentDesk
 from extproc.edge.endings import Endings
 from extproc.edge.processor import Processor
 from extproc.edge.pump import Pump
+from extproc.edge.valve_desk import ValveDesk
 from extproc.engines.fleet import Fleet
 from extproc.quota.gates import QuotaGate, RateGate
 from extproc.quota.meter import LocalMeter
@@ -59,6 +61,7 @@ from extproc.sharing.room import Sharing
 from extproc.telemetry.agents import AgentCollector
 from extproc.telemetry.breaker import BreakerCollector
 from extproc.telemetry.decision_log import DecisionLog
+from extproc.telemetry.envoy_stats import EnvoyStats
 from extproc.telemetry.http import pages
 from extproc.telemetry.ledger import LedgerCollector
 from extproc.telemetry.metrics import LineCollector, Metrics, PoolCollector
@@ -191,6 +194,8 @@ class Tidegate:
     decision_log: DecisionLog | None
     tracing: Tracing | None
     control: ControlRoom | None
+    valve: ValveDesk | None
+    envoy_stats: EnvoyStats | None
 
 
 def build(config: Config, secret: bytes | None = None) -> Tidegate:
@@ -219,8 +224,10 @@ def build(config: Config, secret: bytes | None = None) -> Tidegate:
     tracing = parts.tracing(config, time.time)
     noting = config.control.enabled or decision_log is not None
     recorder = Recorder(time.time) if noting or tracing is not None else None
-    observer = Observers(tuple(each for each in (metrics, recorder, tracing) if each is not None))
     mode = ModeGate(catalog.classes)
+    valve = parts.valve(config, mode, pools, clock, metrics, recorder)
+    heard = (metrics, recorder, tracing, valve)
+    observer = Observers(tuple(each for each in heard if each is not None))
     pump = Pump(clock)
     desk = parts.desk(config, clock, pump)
     gates: list[Gate] = [RequestLimits(config.requests.max_call)]
@@ -255,7 +262,7 @@ def build(config: Config, secret: bytes | None = None) -> Tidegate:
         controller=controller,
         routing=parts.routing(config),
         sources=parts.sources(config),
-        reply_rules=parts.reply_rules(config),
+        reply_rules=reply_rules(config),
         wording=parts.wording(config),
         max_body=config.requests.max_call,
         pass_unreadable=config.requests.unreadable == "pass",
@@ -306,12 +313,17 @@ def build(config: Config, secret: bytes | None = None) -> Tidegate:
         sharing=sharing,
         agreement=agreement,
         forwarder=forwarder,
-        access_log=AccessLog(endings.logged if forwarder is None else forwarder.logged),
+        access_log=AccessLog(
+            endings.logged if forwarder is None else forwarder.logged,
+            None if valve is None else valve.sampled,
+        ),
         fleet=Fleet(config.pools, books, clock=clock, rng=rng),
         recorder=recorder,
         decision_log=decision_log,
         tracing=tracing,
         control=control,
+        valve=valve,
+        envoy_stats=None if valve is None else parts.envoy_stats(config, valve),
     )
 
 
@@ -330,7 +342,9 @@ async def serve(
         QuotaError: the outbox's file cannot be used.
     """
     listen = tidegate.config.listen
-    handlers = (tidegate.processor.handler(), tidegate.access_log.handler())
+    handlers = [tidegate.processor.handler(), tidegate.access_log.handler()]
+    if tidegate.valve is not None:
+        handlers.append(tidegate.valve.discovery.handler())
     grpc_server, health = server.build(
         handlers, listen.processor, max_body=tidegate.config.requests.max_body
     )
@@ -373,7 +387,8 @@ def _background(tidegate: Tidegate) -> Iterator[Coroutine[Any, Any, None]]:
     yield tidegate.endings.run()
     if tidegate.recorder is not None:
         yield _record(tidegate.recorder, tidegate.decision_log, tidegate.tracing)
-    for each in (tidegate.sharing, tidegate.agreement, tidegate.forwarder):
+    beside = (tidegate.sharing, tidegate.agreement, tidegate.forwarder)
+    for each in (*beside, tidegate.valve, tidegate.envoy_stats):
         if each is not None:
             yield each.run()
 

@@ -237,7 +237,7 @@ def envoy(
             forms.write(settings, output, chosen)
             return
         texts = dict(forms.files(settings, chosen or forms.Form.BOOTSTRAP)).values()
-    except GenerationError as error:
+    except (GenerationError, ConfigError) as error:
         _say(f"{config} cannot be used:\n  {error}", error=True)
         raise typer.Exit(BAD_CONFIGURATION) from error
     except OSError as error:

@@ -7,6 +7,7 @@ here, so that neither can drift from the other.
 from __future__ import annotations
 
 from extproc.config import Config
+from extproc.core.reasons import Reason
 
 FILTER_NAME = "tidegate"
 """The name of the ext_proc filter in the generated configuration."""
@@ -35,6 +36,32 @@ OWN_HEADERS_PREFIX = "x-tidegate-"
 
 TICKET_HEADER = "x-tidegate-ticket"
 """Names a reserved place: given with a fallback, and taken from clients that come again with it."""
+VALVE_NAMESPACE = "tidegate.valve"
+"""Dynamic metadata of the flood valve: ``tenant``, ``class``; of what it refuses also ``id``, ``pool``,
+``endpoint`` and ``reason``."""
+VALVE_CLASS_HEADER, VALVE_MARK_HEADER = "x-tidegate-valve-class", "x-tidegate-valve"
+"""Set by Envoy's own filters before us, and taken away again: whose call it is, why it may be refused."""
+VALVE_REASONS = (
+    Reason.MODE_TRANSACTIONS_ONLY,
+    Reason.MODE_PROTECT,
+    Reason.KV_WATERMARK,
+    Reason.CONCURRENCY,
+    Reason.FLOOD,
+)
+"""Reasons that the valve knows; all others are `Reason.FLOOD` to it."""
+VALVE_LAYER = "tidegate"
+"""The runtime layer, and the name of its resource, that Envoy asks us for (RTDS)."""
+VALVE_FIRST, VALVE_SAMPLED = "tidegate.first", "tidegate.sampled"
+"""Runtime keys, in percent: the first stage; refusals whose record reaches us."""
+VALVE_STATS = "tidegate_valve"
+"""The prefix of the valve's own counter in Envoy."""
+
+
+def valve_key(service_class: str, reason: Reason, pool: str) -> str:
+    """Return the runtime key, in percent, of what is refused of a class for a reason."""
+    return f"tidegate.shed.{service_class}.{reason.value}.{pool}"
+
+
 TASK_HEADER = "x-task-type"
 TRACE_HEADERS = ("traceparent", "tracestate")
 """W3C trace context; read where calls are traced, and never changed."""

@@ -30,20 +30,26 @@ from extproc.core.breaker import Breaker, Rules
 from extproc.core.capacity import Pool
 from extproc.core.classes import ServiceClass
 from extproc.core.controller import Line
+from extproc.core.modes import ModeGate
 from extproc.core.queue import Queue, QueueLimits
-from extproc.core.reasons import ReplyOverride, ReplyRules
 from extproc.core.tickets import Tickets
+from extproc.core.valve import Valve
 from extproc.edge.agent_identity import SOURCES
 from extproc.edge.agents import AgentDesk
 from extproc.edge.identity import FromApiKey, FromHeader, FromMetadata, IdentitySource
 from extproc.edge.in_flight import AnswerRules
 from extproc.edge.pump import Pump
 from extproc.edge.responder import Routing
+from extproc.edge.valve_desk import ValveDesk
 from extproc.edge.wording import Wording
 from extproc.engines.load_report import read_load_report
 from extproc.quota.errors import QuotaError
 from extproc.sharing.room import Sharing
 from extproc.telemetry.decision_log import DecisionLog
+from extproc.telemetry.envoy_stats import EnvoyStats
+from extproc.telemetry.metrics import Metrics
+from extproc.telemetry.recorder import Recorder
+from extproc.telemetry.valve import ValveCollector
 
 if TYPE_CHECKING:
     from extproc.quota.outbox import Outbox
@@ -149,6 +155,47 @@ def outbox(config: Config) -> Outbox | None:
     return make_outbox(config, time.time)
 
 
+def valve(
+    config: Config,
+    gate: ModeGate,
+    pools: Mapping[str, Pool],
+    clock: Callable[[], float],
+    metrics: Metrics,
+    recorder: Recorder | None,
+) -> ValveDesk | None:
+    """Return what turns the flood valve, or None where there is none."""
+    settings = config.envoy.valve
+    if settings is None:
+        return None
+    desk = ValveDesk(
+        Valve(pools, gate.classes, through=settings.through),
+        gate,
+        pools,
+        sampled=settings.sampled,
+        clock=clock,
+        tallies=(metrics,) if recorder is None else (metrics, recorder),
+        record=None if recorder is None else recorder.decided,
+    )
+    lowered = [each.name for each in gate.classes if not each.strict]
+    metrics.registry.register(ValveCollector(desk, pools, lowered))
+    return desk
+
+
+def envoy_stats(config: Config, desk: ValveDesk) -> EnvoyStats | None:
+    """Return what reads the counts of Envoys, or None where no Envoy's admin address is known."""
+    settings, admin = config.envoy.valve, config.envoy.admin
+    addresses = (settings and settings.stats) or (() if admin is None else (admin,))
+    if not addresses:
+        return None
+    return EnvoyStats(
+        addresses,
+        desk.counted,
+        pools=config.pools,
+        classes=config.classes,
+        mine=lambda: config.listen.workers == 1 or desk.discovery.streams > 0,
+    )
+
+
 def lines(config: Config, classes: Sequence[ServiceClass], secret: bytes | None) -> dict[str, Line]:
     """Return the line before each pool. Raises ConfigError where the ticket key cannot be used."""
     key = load_ticket_key(config) or secret or secrets.token_bytes(32)
@@ -189,16 +236,6 @@ def sources(config: Config) -> tuple[IdentitySource, ...]:
         else:
             sources.append(FromApiKey(keys))
     return tuple(sources)
-
-
-def reply_rules(config: Config) -> ReplyRules:
-    """Return how refused calls are answered."""
-    return ReplyRules(
-        tuple(
-            ReplyOverride(each.reason, each.class_, each.tenant, each.kind, each.status)
-            for each in config.fallback.overrides
-        )
-    )
 
 
 def answer_rules(

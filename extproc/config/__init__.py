@@ -1,6 +1,6 @@
 """The typed configuration: what users write in ``tidegate.yaml``."""
 
-from extproc.config.classes import catalog_of, pool_limits, service_classes
+from extproc.config.classes import catalog_of, pool_limits, reply_rules, service_classes
 from extproc.config.control import ControlConfig, Role, Token
 from extproc.config.endpoints_file import EndpointsError, parse_endpoints
 from extproc.config.live import AdjustmentError, Changes, adjusted, laid_over, named
@@ -49,6 +49,7 @@ __all__ = [
     "plans",
     "pool_limits",
     "processor_addresses",
+    "reply_rules",
     "service_classes",
     "with_workers",
 ]

@@ -6,6 +6,7 @@ from extproc.config.model import Config, PoolConfig
 from extproc.config.plans import plans
 from extproc.core.capacity import PoolLimits
 from extproc.core.classes import Catalog, ServiceClass, Task, Tenant
+from extproc.core.reasons import ReplyOverride, ReplyRules
 
 
 def service_classes(config: Config) -> tuple[ServiceClass, ...]:
@@ -78,4 +79,14 @@ def pool_limits(pool: PoolConfig) -> PoolLimits:
         pick=pool.balance == "pick",
         blocks=pool.blocks,
         block_size=pool.block_size,
+    )
+
+
+def reply_rules(config: Config) -> ReplyRules:
+    """Return how refused calls are answered."""
+    return ReplyRules(
+        tuple(
+            ReplyOverride(each.reason, each.class_, each.tenant, each.kind, each.status)
+            for each in config.fallback.overrides
+        )
     )

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from extproc.config.base import Section
 from extproc.config.values import Address, Seconds
+from extproc.config.valve import ValveConfig
 
 
 class Kubernetes(Section):
@@ -50,3 +51,4 @@ class EnvoyConfig(Section):
     stream_idle_timeout: Seconds = 300.0
     usage_source: Literal["envoy", "ext_proc"] = "envoy"
     kubernetes: Kubernetes = Kubernetes()
+    valve: ValveConfig | None = None

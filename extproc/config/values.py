@@ -89,6 +89,8 @@ Count = Annotated[int, Field(ge=1, le=1 << 53)]
 Address = Annotated[str, AfterValidator(_parse_address)]
 """``host:port``, or ``unix:///path`` where a socket is accepted. IPv6 stands in brackets."""
 Ratio = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Rate = Annotated[float, Field(ge=1, le=1e6, allow_inf_nan=False)]
+"""Things per second."""
 StopText = Annotated[str, Field(min_length=1, max_length=256)]
 StopOn = Annotated[
     tuple[Literal["complete_json", "repetition", "whitespace"], ...], BeforeValidator(_several)

@@ -44,6 +44,7 @@ class Reason(StrEnum):
     QUEUE_FULL = "queue_full"
     QUEUE_DEADLINE = "queue_deadline"
     PREDICTED_WAIT = "predicted_wait"
+    FLOOD = "flood"
     EVICTED = "evicted"
     ENGINE_REJECTED = "engine_rejected"
     ENGINE_ERROR = "engine_error"
@@ -261,6 +262,12 @@ REASONS: Mapping[Reason, Entry] = MappingProxyType(
             _fallback(),
             "The wait would be longer than this class may wait.",
             "预计排队时间超过该等级的上限。",
+        ),
+        Reason.FLOOD: Entry(
+            "flood valve",
+            _fallback(),
+            "More calls of this class came than can be looked at one by one.",
+            "该等级的请求过多，无法逐一处理。",
         ),
         Reason.EVICTED: Entry(
             "after admission",

@@ -33,6 +33,7 @@ class Decided(msgspec.Struct, frozen=True, gc=False):
         waited: how long it had waited, or None where it was decided when it came.
         run, run_task, run_parent: the agent's run that the call is part of, its task there, and the
             task that this was split off from, as the caller names them; "" where it does not.
+        by_envoy: the flood valve refused it; one of many that are counted elsewhere.
         trace: the caller's W3C context, ``traceparent`` and ``tracestate``, where calls are traced.
     """
 
@@ -54,6 +55,7 @@ class Decided(msgspec.Struct, frozen=True, gc=False):
     run_task: str = ""
     run_parent: str = ""
     trace: tuple[str, str] = NO_TRACE
+    by_envoy: bool = False
 
 
 class Ended(msgspec.Struct, frozen=True, gc=False):

@@ -32,8 +32,12 @@ _RESPONSE: bytes = als_pb2.StreamAccessLogsResponse().SerializeToString()
 class AccessLog:
     """Serves ``envoy.service.accesslog.v3.AccessLogService``."""
 
-    def __init__(self, ended: Callable[[Ended], None]) -> None:
+    def __init__(
+        self, ended: Callable[[Ended], None], refused: Callable[[Any], None] | None = None
+    ) -> None:
+        """``refused`` hears every message as well, where the flood valve logs to us."""
         self._ended = ended
+        self._refused = refused
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return the handler to add to a server."""
@@ -48,6 +52,8 @@ class AccessLog:
         while (message := await context.read()) is not aio.EOF:
             for record in read(message):
                 self._ended(record)
+            if self._refused is not None:
+                self._refused(message)
         return _RESPONSE
 
 

@@ -15,6 +15,7 @@ from extproc.envoyconf.errors import NoPoolError
 from extproc.envoyconf.filters import http_filters
 from extproc.envoyconf.listener import listener
 from extproc.envoyconf.render import fields, render
+from extproc.envoyconf.valve import valve_runtime, with_valve
 
 _NOTES = "A complete Envoy: `envoy -c bootstrap.yaml`."
 
@@ -25,7 +26,7 @@ def bootstrap(config: Config) -> str:
     Raises:
         NoPoolError: the configuration has no pool.
     """
-    message = skeleton(config, http_filters(config), clusters(config))
+    message = skeleton(config, with_valve(config, http_filters(config)), clusters(config))
     return render("bootstrap", _NOTES, fields(message))
 
 
@@ -44,6 +45,7 @@ def skeleton(
         # The access log service and xDS ask who this is.
         node=Node(id=contract.FILTER_NAME, cluster=contract.FILTER_NAME),
         admin=None if admin is None else Admin(address=addresses.listening(admin)),
+        layered_runtime=valve_runtime(config),
         static_resources=BootstrapStaticResources(
             listeners=[listener(config, filters, check_clusters=bool(static_clusters))],
             clusters=static_clusters,

@@ -17,6 +17,7 @@ Tidegate in Envoy Gateway: `kubectl apply -f gateway.yaml`.
     namespace than the Gateway, it needs a ReferenceGrant.
   - An EnvoyExtensionPolicy always sends the request's headers and takes no header as attribute, so
     a call costs one message more than with the other forms; Tidegate serves both.
+  - The flood valve (envoy.valve) is not in this form: it needs a runtime layer in the bootstrap.
   - With several pools, match the header x-tidegate-pool in your HTTPRoutes.
   - What the policies have no words for (status_on_error, retries of the processor, the access log to
     Tidegate, the token usage, headers by prefix) is in the EnvoyPatchPolicy, as far as it can be: it

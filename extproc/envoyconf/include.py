@@ -23,6 +23,7 @@ from extproc.envoyconf.bootstrap import skeleton
 from extproc.envoyconf.clusters import clusters, eds_assignment
 from extproc.envoyconf.filters import ext_proc, http_filters
 from extproc.envoyconf.render import fields, render
+from extproc.envoyconf.valve import with_valve
 
 ECDS_FILE = "ecds.yaml"
 CDS_FILE = "cds.yaml"
@@ -76,7 +77,10 @@ def example(config: Config) -> str:
     filters = [
         included if each.name == contract.FILTER_NAME else each for each in http_filters(config)
     ]
-    message = skeleton(config, filters, [])
+    message = skeleton(config, with_valve(config, filters), [])
+    if message.layered_runtime is not None and message.static_resources is not None:
+        # Whom the runtime layer is asked for must be known from the start; CDS then leaves it alone.
+        message.static_resources.clusters = clusters(config)[:1]
     message.dynamic_resources = BootstrapDynamicResources(
         cds_config=_by_path(str(directory / CDS_FILE))
     )

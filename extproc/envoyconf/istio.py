@@ -22,6 +22,7 @@ Tidegate in an Istio gateway: `kubectl apply -f istio.yaml`.
   - Routes stay yours. A VirtualService cannot match metadata: with several pools, match the header
     x-tidegate-pool, which is set from the verdict and never taken from a client.
   - Tested as Envoy 1.40 configuration; an older Envoy refuses filters that it does not know.
+  - The flood valve (envoy.valve) is not in this form: it needs a runtime layer in the bootstrap.
   - `balance: pick` needs an override_host balancer in the engines' cluster: use `balance: envoy`."""
 
 

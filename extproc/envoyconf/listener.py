@@ -58,6 +58,7 @@ from extproc import contract
 from extproc.config import Config
 from extproc.envoyconf import addresses
 from extproc.envoyconf.filters import processor_service
+from extproc.envoyconf.valve import valve_access_logs
 
 _ENVOYS_PREFIX = "x-envoy-"
 
@@ -74,7 +75,7 @@ def listener(config: Config, http_filters: list[HttpFilter], *, check_clusters: 
     manager.route_config = routes(config)
     manager.route_config.validate_clusters = None if check_clusters else False
     manager.http_filters = http_filters
-    manager.access_log = [access_log(config)]
+    manager.access_log = [access_log(config), *valve_access_logs(config)]
     name = "envoy.filters.network.http_connection_manager"
     return Listener(
         name=contract.FILTER_NAME,
@@ -121,11 +122,16 @@ def routes(config: Config) -> RouteConfiguration:
                 name=contract.FILTER_NAME,
                 domains=["*"],
                 request_body_buffer_limit=config.requests.max_body,
-                request_headers_to_remove=[contract.TICKET_HEADER],
+                request_headers_to_remove=_removed(config),
                 routes=[*chosen, _route(config, rest, RouteMatch(prefix="/"))],
             )
         ],
     )
+
+
+def _removed(config: Config) -> list[str]:
+    valves = (contract.VALVE_CLASS_HEADER, contract.VALVE_MARK_HEADER)
+    return [contract.TICKET_HEADER, *(() if config.envoy.valve is None else valves)]
 
 
 def access_log(config: Config) -> AccessLog:

@@ -33,7 +33,7 @@ class Endpoint(StrEnum):
     """SageMaker's one path for all: the body decides. ``requests.read`` resolves it."""
 
 
-_ENDPOINTS = {
+PATHS = {
     "/v1/chat/completions": Endpoint.CHAT,
     "/v1/chat/completions/batch": Endpoint.CHAT,
     "/v1/completions": Endpoint.COMPLETIONS,
@@ -54,14 +54,15 @@ _ENDPOINTS = {
     "/generative_scoring": Endpoint.EMBEDDINGS,
     "/v1/systemone": Endpoint.EMBEDDINGS,
 }
+"""By the plain path, as all but the odd client write it."""
 
 
 def endpoint_of(path: str) -> Endpoint | None:
     """Return what the engine would serve at ``path`` (a request target), ``None`` if no call."""
-    endpoint = _ENDPOINTS.get(path)
+    endpoint = PATHS.get(path)
     if endpoint is not None:
         return endpoint
     target = path.partition("#")[0].partition("?")[0]
     if not target.startswith("/"):  # http://host/path, as a proxy is asked
         target = "/" + target.partition("://")[2].partition("/")[2]
-    return _ENDPOINTS.get(unquote(target).removesuffix("\n"))
+    return PATHS.get(unquote(target).removesuffix("\n"))

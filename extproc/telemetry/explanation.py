@@ -22,6 +22,9 @@ GATES = (
 )
 """The gates in the order in which a call meets them, with their names in English and Chinese."""
 
+_VALVE = ("flood valve", "Flood valve, in Envoy", "防洪阀（Envoy）")
+"""Stands before all gates; what it refuses has met none of them."""
+
 _VERDICTS = {
     Action.ADMIT: ("admitted", "已放行"),
     Action.SHED: ("shed", "已降级"),
@@ -63,6 +66,8 @@ def _steps(line: Line) -> list[Step]:
     names = [name for name, _, _ in GATES]
     deciding = REASONS[line.reason].gate
     refused = line.verdict in (Action.SHED, Action.REJECT)
+    if line.by_envoy or (refused and deciding == _VALVE[0]):
+        return [_refusal(line, *_VALVE)]
     if line.verdict is Action.MERGE:
         entry, (gate, en, zh) = REASONS[line.reason], GATES[names.index(deciding)]
         return [Step(gate, True, f"{en}: {entry.en}", f"{zh}：{entry.zh}")]

@@ -72,7 +72,10 @@ class Found(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """One verdict. Times in seconds, ``at`` since 1970; ``waited`` None: decided when it came."""
+    """One verdict. Times in seconds, ``at`` since 1970; ``waited`` None: decided when it came.
+
+    ``by_envoy``: the flood valve gave it, and of those only some have a line.
+    """
 
     at: float
     id: str
@@ -95,6 +98,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     waited: float | None = None
     seconds: float = 0.0
     shadow: bool = False
+    by_envoy: bool = False
     prompt: int = 0
     max_output: int | None = None
     max_prompt: int | None = None
@@ -139,6 +143,7 @@ def line_of(record: Decided, at: float) -> Line:
         waited=record.waited,
         seconds=record.seconds,
         shadow=record.shadow,
+        by_envoy=record.by_envoy,
         prompt=record.prompt_tokens,
         max_output=record.max_output if call is None else call.max_output,
         max_prompt=None if call is None else call.classification.max_prompt,

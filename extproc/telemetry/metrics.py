@@ -125,6 +125,11 @@ class Metrics:
         self._decision_seconds.observe(record.seconds)
         self._tenants.decided(record)
 
+    def counted(self, pool: str, service_class: str, reason: Reason, count: int) -> None:
+        """Count verdicts that Envoy gave in our stead."""
+        labels = (pool, service_class, Action.SHED.value, reason.value)
+        self._decision_child(*labels).inc(count)
+
     def waited(self, pool: str, service_class: str, end: WaitEnd, seconds: float) -> None:
         """Count the end of a wait."""
         self._wait_child(pool, service_class, end.value).observe(seconds)

@@ -14,6 +14,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from extproc.core.controller import Action
+from extproc.core.reasons import Reason
 from extproc.core.records import Decided, Ended, WaitEnd
 
 TURN_SECONDS = 0.1
@@ -59,6 +61,10 @@ class Recorder:
         self._heard += 1
         self._fresh.append((self._wall_clock(), record))
 
+    def counted(self, pool: str, service_class: str, reason: Reason, count: int) -> None:
+        """So many more were refused by Envoy, without a record of each."""
+        self.counts[pool, service_class, Action.SHED.value, reason.value] += count
+
     def waited(self, pool: str, service_class: str, end: WaitEnd, seconds: float) -> None:
         """A call has left the queue; its decision is heard of by itself."""
 
@@ -93,7 +99,7 @@ class Recorder:
             record = each.record
             verdict = record.verdict
             key = record.pool, record.service_class, verdict.action.value, verdict.reason.value
-            self.counts[key] += 1
+            self.counts[key] += not record.by_envoy
         self._ring.extend(batch)
         for take in self._takers:
             take(batch)

@@ -178,6 +178,8 @@ class _Trial:
         self._admitted = self._refused = self._same = 0
 
     def see(self, line: Line) -> None:
+        if line.by_envoy:
+            return  # nobody judged it by these thresholds
         past = past_of(line)
         given = past.call.classification.service_class
         classes = self._classes.setdefault(line.pool, {})

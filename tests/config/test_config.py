@@ -388,6 +388,10 @@ def test_durations_and_sizes_are_written_as_people_do() -> None:
             ["line 1: yaml: the value does not fit its kind"],
         ),
         ("a: [\n", ["line 2: yaml: expected the node content, but found '<stream end>'"]),
+        (
+            "envoy: {valve: {through: 300}}\n",
+            ["line 1: envoy.valve: first must be at least twice through, or it would hide a flood"],
+        ),
         ("- a\n", ["line 1: file: Input should be a valid dictionary or instance of Config"]),
     ],
 )

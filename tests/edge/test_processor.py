@@ -38,10 +38,15 @@ def response_headers() -> Any:
 
 @asynccontextmanager
 async def served(
-    gatekeeper: Any, directory: Path, ended: list[Ended] | None = None
+    gatekeeper: Any,
+    directory: Path,
+    ended: list[Ended] | None = None,
+    heard: list[Any] | None = None,
 ) -> AsyncIterator[tuple[Processor, aio.Channel]]:
     processor = Processor(gatekeeper)
-    log = AccessLog((ended if ended is not None else []).append)
+    log = AccessLog(
+        (ended if ended is not None else []).append, None if heard is None else heard.append
+    )
     address = f"unix://{directory / 'tidegate.sock'}"
     grpc_server, health = server.build(
         (processor.handler(), log.handler()), address, max_body=1 << 20
@@ -188,8 +193,9 @@ async def test_the_access_log_reports_each_end(gatekeeper: Any, tmp_path: Path) 
     own = entry.common_properties.metadata.filter_metadata["tidegate"]
     own.update({"id": "x1", "tenant": "pay", "class": "P0", "pool": "qwen"})
     ended: list[Ended] = []
+    heard: list[Any] = []
 
-    async with served(gatekeeper, tmp_path, ended) as (_, channel):
+    async with served(gatekeeper, tmp_path, ended, heard) as (_, channel):
         call: Any = channel.stream_unary(
             LOGS,
             request_serializer=als_pb2.StreamAccessLogsMessage.SerializeToString,
@@ -200,6 +206,7 @@ async def test_the_access_log_reports_each_end(gatekeeper: Any, tmp_path: Path) 
         await call
 
     assert ended == [Ended("x1", "pay", "P0", "qwen", Outcome.COMPLETED, None, None, 0.0)]
+    assert len(heard) == 1  # the flood valve looks there for its own
 
 
 async def test_health_is_served_on_the_same_listener(gatekeeper: Any, tmp_path: Path) -> None:

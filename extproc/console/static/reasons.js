@@ -10,6 +10,7 @@ const FAMILY = {
   engine_error: "capacity",
   engine_timeout: "capacity",
   evicted: "capacity",
+  flood: "capacity",
   queue_full: "queue",
   queue_deadline: "queue",
   predicted_wait: "queue",

@@ -116,6 +116,7 @@ const WORDS = {
   "reason.bad_request": ["bad request", "无效请求"],
   "reason.body_too_large": ["body too large", "请求体过大"],
   "reason.prompt_too_long": ["prompt too long", "提示词过长"],
+  "reason.flood": ["flood", "请求洪峰"],
   "reason.evicted": ["evicted", "被驱逐"],
   "reason.engine_rejected": ["engine rejected", "引擎拒绝"],
   "reason.engine_error": ["engine error", "引擎出错"],
