@@ -9,7 +9,9 @@ Rules this module keeps:
   time that `extproc.edge.endings` waits.
 * What was handed over is kept in Redis until its owner says that he has it. So an answer of Redis that
   is lost costs nothing; what comes twice is told once (`Endings`).
-* Of a Tidegate that is dead nobody waits for the end: what it would have been told is told as it is.
+* What Redis has forgotten is handed over again: all that its owner may not have fetched by then.
+* Of a Tidegate that is dead nobody waits for the end: what it would have been told is told as it is. A
+  Redis that has just started knows of nobody, and is not believed that they are dead.
 * While Redis is gone, ends wait for it, and those that wait for ends are patient (`Forwarder.late`).
 """
 
@@ -18,6 +20,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
+from collections import deque
 from collections.abc import Callable
 
 import msgspec
@@ -33,6 +37,11 @@ CATCH_UP = 5.0
 """Seconds after Redis has come back in which the others come back to it as well."""
 MOST = 100_000
 """Ends that may wait for Redis; what comes then is told as it is."""
+
+FETCHED = 2.0
+"""Seconds after which what was handed over has been fetched, unless Redis was gone."""
+SINCE = "members-since"
+"""The key that says since when Redis knows who is alive."""
 
 _FORWARD = Script("forward.lua")
 _decoder = msgspec.msgpack.Decoder(list[Ended])
@@ -70,7 +79,9 @@ class Forwarder:
         self._waiting: dict[str, list[Ended]] = {}
         self._count = 0
         self._last = "0-0"
-        self._down_until = 0.0
+        self._since = b""
+        self._kept: deque[tuple[float, dict[str, list[Ended]]]] = deque()
+        self._alone_from = self._late_until = -math.inf
         self._work = asyncio.Event()
 
     def __repr__(self) -> str:
@@ -79,11 +90,12 @@ class Forwarder:
     @property
     def late(self) -> bool:
         """Whether ends that others have heard of may come late, because Redis is gone, or was."""
-        if self._others() < 2:
-            return False
+        now = self._clock()
+        if self._others() > 1:  # of whom a Redis that is new does not know at once
+            self._alone_from = now + CATCH_UP
         if not self._link.up:
-            self._down_until = self._clock() + CATCH_UP
-        return self._clock() < self._down_until
+            self._late_until = now + CATCH_UP
+        return now < min(self._alone_from, self._late_until)
 
     def logged(self, record: Ended) -> None:
         """Hear from the access log how an exchange ended, anybody's."""
@@ -112,24 +124,41 @@ class Forwarder:
             LinkDownError: no answer.
         """
         said, self._waiting, self._count = self._waiting, {}, 0
-        keys = (MEMBERS, _stream(self._name), *map(_stream, said))
+        keys = (MEMBERS, SINCE, _stream(self._name), *map(_stream, said))
         words: list[str | bytes] = []
         for owner, ends in said.items():
             words += owner, msgspec.msgpack.encode(ends)
         try:
-            dead, *fresh = await self._link.call(_FORWARD, keys, str(SILENCE), self._last, *words)
+            since, dead, *fresh = await self._link.call(
+                _FORWARD, keys, str(SILENCE), self._last, *words
+            )
         except BaseException:
-            self._keep(said)
+            self._put_back(said)
             raise
         for each in dead:
             for record in said.pop(each.decode()):
                 self._tell(record)
         self.forwarded += sum(map(len, said.values()))
+        self._keep(since, said)
         for number, told in zip(fresh[::2], fresh[1::2], strict=True):
             self._last = number.decode()
             self._hear(told)
 
-    def _keep(self, said: dict[str, list[Ended]]) -> None:
+    def _keep(self, since: bytes, said: dict[str, list[Ended]]) -> None:
+        """Keep what was handed over for a while, and hand it over again to a Redis that is new."""
+        now = self._clock()
+        if since != self._since:
+            self._since = since
+            for _, ends in self._kept:
+                self._put_back(ends)
+            self._kept.clear()
+            self._work.set()
+        while self._kept and self._kept[0][0] + FETCHED <= now:
+            self._kept.popleft()
+        if said:
+            self._kept.append((now, said))
+
+    def _put_back(self, said: dict[str, list[Ended]]) -> None:
         for owner, ends in said.items():
             self._waiting.setdefault(owner, [])[:0] = ends
             self._count += len(ends)

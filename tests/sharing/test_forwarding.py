@@ -69,10 +69,27 @@ async def test_whose_it_is_hears_of_it_once(server: Any, linked: Any) -> None:
 
 async def test_a_dead_ones_is_told_as_it_is(server: Any, linked: Any) -> None:
     one = Tidegate(await linked(server), ONE)
+    with server.client as client:
+        client.set(f"{PREFIX}members-since", "1.5")
     one.forwarder.logged(end(DEAD))
     await one.forwarder.exchange()
     assert one.told == [end(DEAD)]
     assert one.forwarder.forwarded == 0
+
+
+async def test_a_redis_that_has_forgotten_everybody_is_not_believed(
+    server: Any, linked: Any
+) -> None:
+    link = await linked(server)
+    one, other = Tidegate(link, ONE), Tidegate(link, OTHER)
+    await other.lives()
+    await one.forwarder.exchange()
+    with server.client as client:
+        client.flushall()
+    one.forwarder.logged(end(OTHER))
+    await one.forwarder.exchange()
+    await other.forwarder.exchange()
+    assert (one.told, other.told) == ([], [end(OTHER)])
 
 
 async def test_what_was_sent_and_not_fetched_outlives_a_lost_answer(
@@ -87,6 +104,28 @@ async def test_what_was_sent_and_not_fetched_outlives_a_lost_answer(
     other.forwarder._last = "0-0"  # as if the answer had not come
     await other.forwarder.exchange()
     assert other.told == [end(OTHER), end(OTHER)]  # `Endings` tells it once
+
+
+async def test_what_redis_forgets_before_it_was_fetched_is_handed_over_again(
+    server: Any, linked: Any
+) -> None:
+    link = await linked(server)
+    one, other = Tidegate(link, ONE), Tidegate(link, OTHER)
+    await other.lives()
+    one.forwarder.logged(end(OTHER, 1))
+    await one.forwarder.exchange()
+    await other.forwarder.exchange()
+    one.now += 2.0  # the first has been fetched by now
+    await one.forwarder.exchange()
+    one.forwarder.logged(end(OTHER, 2))
+    await one.forwarder.exchange()
+    with server.client as client:
+        client.flushall()
+    one.forwarder.logged(end(OTHER, 3))
+    await one.forwarder.exchange()
+    await one.forwarder.exchange()
+    await other.forwarder.exchange()
+    assert other.told == [end(OTHER, 1), end(OTHER, 3), end(OTHER, 2)]
 
 
 async def test_words_that_cannot_be_read_are_passed_over(server: Any, linked: Any) -> None:
@@ -109,9 +148,12 @@ async def test_while_redis_is_gone_ends_wait_for_it(own_server: Any, linked: Any
     assert one.told == []
     late.append(one.forwarder.late)
     one.count = 1
-    late.append(one.forwarder.late)
+    late.append(one.forwarder.late)  # a Redis that is new does not know the others yet
+    one.now += 5.0
+    late.append(one.forwarder.late)  # who is alone waits for nobody
     one.count = 2
-    assert late == [False, True, False]  # who is alone waits for nobody
+    late.append(one.forwarder.late)
+    assert late == [False, True, True, False, True]
 
     own_server.start()
     async with asyncio.timeout(10):

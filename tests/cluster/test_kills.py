@@ -1,0 +1,145 @@
+"""Three Tidegates, two Envoys, one Redis, a PostgreSQL, two engines: one of each dies in turn under load.
+
+What must hold each time: no class is judged otherwise than it should be, everything that was answered
+is charged once and nothing else, and in the end nothing is in flight or held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.calls import Calls, load
+from tests.cluster.stand import Cluster, cluster, ledger
+
+pytestmark = pytest.mark.e2e
+
+RATE, SECONDS, FULL = 45, 6.0, 0.88
+"""Calls a second, and of the cache in use: P2 is closed, P1 and P0 are open."""
+JUDGED = {
+    ("pay", "admit", "admitted"),
+    ("service", "admit", "admitted"),
+    ("marketing", "shed", "kv_watermark"),
+}
+CHARGES = "SELECT outcome, estimated, count(*), sum(used) FROM transactions WHERE kind = 'charge' GROUP BY 1, 2"
+
+
+class Books:
+    """What the ledger has grown by since it was last looked at."""
+
+    def __init__(self, it: Cluster) -> None:
+        self._it = it
+        self._before: dict[tuple[str, bool], tuple[int, int]] = {}
+
+    async def grown(self) -> dict[tuple[str, bool], tuple[int, int]]:
+        """Return charges and their tokens, by outcome and whether they are estimates."""
+        await self._it.settled()
+        pending = ledger(self._it, "SELECT count(*) FROM holds WHERE state = 'pending'")
+        assert next(pending)[0] == 0
+        now = {
+            (outcome, bool(estimated)): (int(count), int(used))
+            for outcome, estimated, count, used in ledger(self._it, CHARGES)
+        }
+        was, self._before = self._before, now
+        return {
+            key: (count - was.get(key, (0, 0))[0], used - was.get(key, (0, 0))[1])
+            for key, (count, used) in now.items()
+            if (count, used) != was.get(key)
+        }
+
+
+async def loaded(it: Cluster, *, kill: str = "") -> Calls:
+    """Send calls; let something die after a third of the time, and come back after two thirds."""
+
+    async def disturb() -> None:
+        await asyncio.sleep(SECONDS / 3)
+        await it.kill(kill)
+        await asyncio.sleep(SECONDS / 3)
+        await it.start(kill)
+
+    async with asyncio.TaskGroup() as tasks:
+        if kill:
+            tasks.create_task(disturb())
+        calls = tasks.create_task(load(it, rate=RATE, seconds=SECONDS))
+    return calls.result()
+
+
+def judged(calls: Calls) -> set[tuple[str, str, str]]:
+    return {(call.tenant, call.verdict, call.reason) for call in calls.each if call.verdict}
+
+
+def exact(calls: Calls) -> dict[tuple[str, bool], tuple[int, int]]:
+    """Return what the ledger must say of calls that were all let in, answered and told of."""
+    return {("completed", False): (len(calls.answered), sum(c.tokens for c in calls.answered))}
+
+
+def told(what: str, calls: Calls, grown: Any) -> None:
+    failed = dict(Counter((call.status, call.problem) for call in calls.failed))
+    sys.stdout.write(
+        f"{what}: {len(calls.each)} calls, {len(calls.answered)} answered by engines, "
+        f"{len(calls.unjudged)} unjudged, failed {failed}, charged {grown}\n"
+    )  # pytest -rP shows it
+
+
+async def test_one_of_each_dies_in_turn(short: Path, postgres: Any) -> None:
+    async with cluster(short, database=postgres.new_database()) as it:
+        books = Books(it)
+        await it.show_usage(FULL)
+
+        # Nothing dies.
+        calls = await loaded(it)
+        grown = await books.grown()
+        told("nothing dies", calls, grown)
+        assert (judged(calls), calls.failed, calls.unjudged) == (JUDGED, [], [])
+        assert grown == exact(calls)
+        seen = [await it.samples(name) for name in it.pages]
+        assert all(each.sum("decisions_total", verdict="admit") for each in seen)
+
+        # Redis dies: nobody notices.
+        calls = await loaded(it, kill="redis")
+        await it.until(lambda seen: set(seen.values("redis_up")) == {1.0}, "redis again")
+        grown = await books.grown()
+        told("redis dies", calls, grown)
+        assert (judged(calls), calls.failed, calls.unjudged) == (JUDGED, [], [])
+        assert grown == exact(calls)
+
+        # A Tidegate dies: what it was just deciding passes unjudged, what it had let in is answered
+        # and costs nothing; all else is as ever.
+        calls = await loaded(it, kill="tidegate-2")
+        grown = await books.grown()
+        told("a Tidegate dies", calls, grown)
+        assert (judged(calls), calls.failed) == (JUDGED, [])
+        assert len(calls.unjudged) <= 0.03 * len(calls.each)
+        count = sum(number for number, _ in grown.values())
+        assert 0.95 * len(calls.answered) <= count <= len(calls.answered)
+        assert sum(used for _, used in grown.values()) <= sum(c.tokens for c in calls.answered)
+
+        # An Envoy dies: its clients see it, the other's do not; who was cut pays for what he got.
+        calls = await loaded(it, kill="envoy-2")
+        grown = await books.grown()
+        told("an Envoy dies", calls, grown)
+        assert judged(calls) == JUDGED
+        assert calls.unjudged == []
+        assert {call.problem for call in calls.failed} <= {
+            "ClientConnectorError", "ClientPayloadError", "ServerDisconnectedError",
+            "ClientOSError", "ClientConnectionResetError",
+        }  # fmt: skip
+        assert grown["completed", False][0] <= len(calls.answered)
+        cut = sum(number for (outcome, _), (number, _) in grown.items() if outcome == "client_gone")
+        assert len(calls.answered) <= grown["completed", False][0] + cut
+
+        # An engine dies: its calls become the fallback, or break off if they had begun, for free.
+        it.commands["engine-2"] += ["--faults", json.dumps({"kv_usage": FULL})]
+        calls = await loaded(it, kill="engine-2")
+        grown = await books.grown()
+        told("an engine dies", calls, grown)
+        broken = {(tenant, "shed", "engine_error") for tenant in ("pay", "service")}
+        assert JUDGED <= judged(calls) <= JUDGED | broken
+        assert calls.unjudged == []
+        assert grown == exact(calls)
