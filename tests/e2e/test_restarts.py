@@ -112,7 +112,7 @@ class TestHangs:
 
         assert reply.status_code == status
         assert "x-tidegate-verdict" not in reply.headers
-        assert waited >= 0.5
+        assert waited >= 0.49  # Envoy counts in whole milliseconds, from a little later on
         assert await stand.envoy(timeouts) == 1
         assert len(await stand.received()) == (1 if mode == "open" else 0)
 
