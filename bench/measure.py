@@ -94,12 +94,19 @@ class Bench:
         self._check(gateway, tenant, load)
         return rate
 
+    async def tally(self, gateway: Gateway, tenant: str, rate: float, seconds: float) -> Tally:
+        """Return what comes of calls at a rate, whoever answers them."""
+        return (await self._sent(gateway, tenant, rate, seconds)).tallies[tenant]
+
     async def _load(self, gateway: Gateway, tenant: str, rate: float, seconds: float) -> Tally:
+        return self._check(gateway, tenant, await self._sent(gateway, tenant, rate, seconds))
+
+    async def _sent(self, gateway: Gateway, tenant: str, rate: float, seconds: float) -> Load:
         async with self._client(gateway) as client:
             await client.connect(_CONNECTIONS)
             load = self._mix(client, tenant)
             await load.run(poisson(rate, seconds, self._rng), patience=PATIENCE)
-        return self._check(gateway, tenant, load)
+        return load
 
     def _client(self, gateway: Gateway) -> Client:
         return Client(gateway.url, clock=self.clock)

@@ -84,6 +84,15 @@ class Stand:
     envoy_alone: Gateway
 
 
+@dataclass(frozen=True, slots=True)
+class Flooded:
+    """A gateway that is flooded, with its processes."""
+
+    gateway: Gateway
+    envoy: Child
+    tidegate: Child
+
+
 @asynccontextmanager
 async def running(directory: Path, *, envoy_workers: int) -> AsyncIterator[Stand]:
     """Run the whole stand; inside the block all of it is up.
@@ -130,6 +139,30 @@ async def running(directory: Path, *, envoy_workers: int) -> AsyncIterator[Stand
             three_messages=await gateway("three_messages", _noop("admit"), passed, send_headers),
             envoy_alone=await gateway("envoy_alone", None, passed, without_tidegate),
         )
+
+
+@asynccontextmanager
+async def flooded(directory: Path, *, valve: bool, envoy_workers: int) -> AsyncIterator[Flooded]:
+    """Run Tidegate with or without the flood valve; raises as `running`."""
+    engine = free_port()
+    settings = yaml.safe_load(configuration(directory / "t.sock", engine))
+    settings["envoy"] |= {"valve": {} if valve else None, "admin": f"127.0.0.1:{free_port()}"}
+    text = yaml.safe_dump(settings)
+    file, envoy_file, config = directory / "t.yaml", directory / "envoy.yaml", parse(text)
+    file.write_text(text, encoding="utf-8")
+    envoy_file.write_text(bootstrap(config), encoding="utf-8")
+    envoy = [str(find_envoy()), "-c", str(envoy_file), "--log-level", "critical"]
+    options = ["--concurrency", str(envoy_workers), "--disable-hot-restart"]
+    async with (
+        child("engine", [sys.executable, "-m", "bench.upstream", str(engine)], directory),
+        child("tidegate", _tidegate(file, config), directory) as processor,
+        child("envoy", [*envoy, *options], directory) as proxy,
+        aiohttp.ClientSession() as session,
+    ):
+        url, pid = f"http://{config.envoy.listener}", processor.process.pid
+        gateway = Gateway(url, pid, {ADMITTED: Kind.ENGINE, SHED: Kind.FALLBACK})
+        await _until_serving(session, "tidegate", gateway)
+        yield Flooded(gateway, proxy, processor)
 
 
 def configuration(socket: Path, engine: int) -> str:

@@ -304,7 +304,7 @@ def _first(rate: float, lowest: ServiceClass) -> HttpFilter:
     limit = LocalRateLimit(
         stat_prefix="tidegate_valve_first",
         token_bucket=TokenBucket(
-            max_tokens=max(each_time, round(rate / 2)),
+            max_tokens=2 * each_time,
             tokens_per_fill=each_time,
             fill_interval=_FIRST_INTERVAL,
         ),
