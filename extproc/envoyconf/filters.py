@@ -13,10 +13,12 @@ from __future__ import annotations
 from datetime import timedelta
 
 import betterproto2
+from envoy_data_plane.envoy.config.accesslog.v3 import AccessLog, AccessLogFilter
 from envoy_data_plane.envoy.config.common.mutation_rules.v3 import (
     HeaderMutation as HeaderMutationRule,
 )
 from envoy_data_plane.envoy.config.core.v3 import (
+    ApiVersion,
     BackoffStrategy,
     DataSource,
     GrpcService,
@@ -28,6 +30,10 @@ from envoy_data_plane.envoy.config.core.v3 import (
     RetryPolicyRetryHostPredicate,
     SubstitutionFormatString,
     TypedExtensionConfig,
+)
+from envoy_data_plane.envoy.extensions.access_loggers.grpc.v3 import (
+    CommonGrpcAccessLogConfig,
+    HttpGrpcAccessLogConfig,
 )
 from envoy_data_plane.envoy.extensions.content_parsers.json.v3 import (
     JsonContentParser,
@@ -160,6 +166,30 @@ def processor_service(config: Config) -> GrpcService:
     return GrpcService(
         envoy_grpc=GrpcServiceEnvoyGrpc(cluster_name=contract.PROCESSOR_CLUSTER),
         retry_policy=retries,
+    )
+
+
+def processor_log(
+    config: Config, name: str, filter_: AccessLogFilter, *, buffer_size: int | None = None
+) -> AccessLog:
+    """Return a log of Envoy's that the processor gets.
+
+    Args:
+        config: where the processor is.
+        name: of the log.
+        filter_: what is logged.
+        buffer_size: bytes after which records are sent; None for Envoy's own.
+    """
+    common = CommonGrpcAccessLogConfig(
+        log_name=name,
+        grpc_service=processor_service(config),
+        transport_api_version=ApiVersion.V3,
+        buffer_size_bytes=buffer_size,
+    )
+    return AccessLog(
+        name="envoy.access_loggers.http_grpc",
+        filter=filter_,
+        typed_config=Any.pack(HttpGrpcAccessLogConfig(common_config=common)),
     )
 
 

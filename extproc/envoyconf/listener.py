@@ -18,7 +18,6 @@ from envoy_data_plane.envoy.config.common.mutation_rules.v3 import (
     HeaderMutationRemoveOnMatch,
 )
 from envoy_data_plane.envoy.config.core.v3 import (
-    ApiVersion,
     HttpProtocolOptions,
     TypedExtensionConfig,
 )
@@ -31,10 +30,6 @@ from envoy_data_plane.envoy.config.route.v3 import (
     RouteConfiguration,
     RouteMatch,
     VirtualHost,
-)
-from envoy_data_plane.envoy.extensions.access_loggers.grpc.v3 import (
-    CommonGrpcAccessLogConfig,
-    HttpGrpcAccessLogConfig,
 )
 from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import (
     HttpConnectionManager,
@@ -57,7 +52,7 @@ from envoy_data_plane.google.protobuf import Any
 from extproc import contract
 from extproc.config import Config
 from extproc.envoyconf import addresses
-from extproc.envoyconf.filters import processor_service
+from extproc.envoyconf.filters import processor_log
 from extproc.envoyconf.valve import valve_access_logs
 
 _ENVOYS_PREFIX = "x-envoy-"
@@ -136,23 +131,11 @@ def _removed(config: Config) -> list[str]:
 
 def access_log(config: Config) -> AccessLog:
     """Return the log that tells the processor how each admitted exchange ended."""
-    return AccessLog(
-        name="envoy.access_loggers.http_grpc",
-        filter=AccessLogFilter(
-            metadata_filter=MetadataFilter(
-                matcher=_metadata_is("verdict", "admit"), match_if_key_not_found=False
-            )
-        ),
-        typed_config=Any.pack(
-            HttpGrpcAccessLogConfig(
-                common_config=CommonGrpcAccessLogConfig(
-                    log_name=contract.FILTER_NAME,
-                    grpc_service=processor_service(config),
-                    transport_api_version=ApiVersion.V3,
-                    buffer_size_bytes=1,
-                )
-            )
-        ),
+    admitted = MetadataFilter(
+        matcher=_metadata_is("verdict", "admit"), match_if_key_not_found=False
+    )
+    return processor_log(
+        config, contract.FILTER_NAME, AccessLogFilter(metadata_filter=admitted), buffer_size=1
     )
 
 

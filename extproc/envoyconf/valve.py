@@ -45,10 +45,6 @@ from envoy_data_plane.envoy.config.core.v3 import (
     RuntimeFractionalPercent,
     TypedExtensionConfig,
 )
-from envoy_data_plane.envoy.extensions.access_loggers.grpc.v3 import (
-    CommonGrpcAccessLogConfig,
-    HttpGrpcAccessLogConfig,
-)
 from envoy_data_plane.envoy.extensions.access_loggers.stats.v3 import Config as StatsConfig
 from envoy_data_plane.envoy.extensions.access_loggers.stats.v3 import (
     ConfigCounter,
@@ -99,7 +95,7 @@ from extproc.config.model import Source
 from extproc.config.valve import ValveConfig
 from extproc.core.classes import LONGEST_TENANT, ServiceClass
 from extproc.core.reasons import Reason
-from extproc.envoyconf.filters import named, processor_service
+from extproc.envoyconf.filters import named, processor_log
 from extproc.envoyconf.lua import script
 from extproc.envoyconf.valve_replies import told
 
@@ -197,19 +193,11 @@ def valve_access_logs(config: Config) -> list[AccessLog]:
                 StatsConfig(stats_scope=Scope(prefix=contract.VALVE_STATS), counters=[counter])
             ),
         ),
-        AccessLog(
-            name="envoy.access_loggers.http_grpc",
-            filter=AccessLogFilter(
+        processor_log(
+            config,
+            contract.VALVE_NAMESPACE,
+            AccessLogFilter(
                 and_filter=AndFilter(filters=[_refused(), AccessLogFilter(runtime_filter=sampled)])
-            ),
-            typed_config=Any.pack(
-                HttpGrpcAccessLogConfig(
-                    common_config=CommonGrpcAccessLogConfig(
-                        log_name=contract.VALVE_NAMESPACE,
-                        grpc_service=processor_service(config),
-                        transport_api_version=ApiVersion.V3,
-                    )
-                )
             ),
         ),
     ]

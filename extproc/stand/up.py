@@ -59,14 +59,14 @@ async def running(plan: Plan, *, console: bool = False) -> AsyncIterator[tuple[C
                 started = await stack.enter_async_context(child(name, command, plan.directory))
                 children.append(started)
             for started, (_, _, url) in zip(children[-len(steps) :], steps, strict=True):
-                await _until(started, partial(_answers, session, url))
+                await _until(started, partial(answers, session, url))
 
         if plan.redis is not None:
             redis = await stack.enter_async_context(
                 child("redis", redis_command(plan.redis), plan.directory)
             )
             children.append(redis)
-            await _until(redis, partial(_listens, plan.redis))
+            await _until(redis, partial(listens, plan.redis))
         await start(
             *(
                 (f"engine-{number}", plan.emulator_command(port), f"http://127.0.0.1:{port}/health")
@@ -107,7 +107,8 @@ async def _until(started: Child, ready: Callable[[], Awaitable[bool]]) -> None:
         raise NotReadyError(f"{started.name} is not ready; see {started.log}") from error
 
 
-async def _listens(path: Path) -> bool:
+async def listens(path: Path) -> bool:
+    """Say whether somebody listens on a socket."""
     try:
         _, writer = await asyncio.open_unix_connection(path)
     except OSError:
@@ -116,7 +117,8 @@ async def _listens(path: Path) -> bool:
     return True
 
 
-async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
+async def answers(session: aiohttp.ClientSession, url: str) -> bool:
+    """Say whether a page is answered with 200."""
     try:
         async with session.get(url) as response:
             return response.status == 200

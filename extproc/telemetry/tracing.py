@@ -119,32 +119,30 @@ class Tracing:
         began = each.at - record.seconds - (record.waited or 0.0)
         carrier = {"traceparent": record.trace[0], "tracestate": record.trace[1]}
         context = _PROPAGATOR.extract(carrier, Context())
-        span = self._tracer.start_span(
+        self._span(
             "tidegate decision",
             context,
-            attributes=_known(
-                {
-                    "tidegate.id": record.id,
-                    "tidegate.pool": record.pool,
-                    "tidegate.api": record.endpoint,
-                    "tidegate.tenant": record.tenant,
-                    "tidegate.class": record.service_class,
-                    "tidegate.task": record.task or None,
-                    "tidegate.verdict": verdict.action.value,
-                    "tidegate.reason": verdict.reason.value,
-                    "tidegate.threshold": verdict.threshold,
-                    "tidegate.value": verdict.value,
-                    "tidegate.free_ratio.observed": verdict.load.free,
-                    "tidegate.free_ratio.predicted": verdict.load.predicted,
-                    "tidegate.in_flight": verdict.load.in_flight,
-                    "tidegate.waited_seconds": record.waited,
-                    "tidegate.prompt_tokens": record.prompt_tokens,
-                    "tidegate.shadow": record.shadow or None,
-                }
-            ),
-            start_time=_nanoseconds(began),
+            began,
+            each.at,
+            {
+                "tidegate.id": record.id,
+                "tidegate.pool": record.pool,
+                "tidegate.api": record.endpoint,
+                "tidegate.tenant": record.tenant,
+                "tidegate.class": record.service_class,
+                "tidegate.task": record.task or None,
+                "tidegate.verdict": verdict.action.value,
+                "tidegate.reason": verdict.reason.value,
+                "tidegate.threshold": verdict.threshold,
+                "tidegate.value": verdict.value,
+                "tidegate.free_ratio.observed": verdict.load.free,
+                "tidegate.free_ratio.predicted": verdict.load.predicted,
+                "tidegate.in_flight": verdict.load.in_flight,
+                "tidegate.waited_seconds": record.waited,
+                "tidegate.prompt_tokens": record.prompt_tokens,
+                "tidegate.shadow": record.shadow or None,
+            },
         )
-        span.end(_nanoseconds(each.at))
         if verdict.action is Action.ADMIT or record.shadow:
             self._open[record.id] = context, began, record.endpoint
             if len(self._open) > OPEN:
@@ -154,27 +152,34 @@ class Tracing:
         context, began, api = self._open.pop(record.id, (None, 0.0, ""))
         if context is None:
             return
-        span = self._tracer.start_span(
+        self._span(
             "tidegate exchange",
             context,
-            attributes=_known(
-                {
-                    "tidegate.id": record.id,
-                    "tidegate.pool": record.pool,
-                    "tidegate.api": api,
-                    "tidegate.class": record.service_class,
-                    "tidegate.outcome": record.outcome.value,
-                    "gen_ai.usage.input_tokens": record.prompt_tokens,
-                    "gen_ai.usage.output_tokens": record.completion_tokens,
-                }
-            ),
-            start_time=_nanoseconds(began),
+            began,
+            at,
+            {
+                "tidegate.id": record.id,
+                "tidegate.pool": record.pool,
+                "tidegate.api": api,
+                "tidegate.class": record.service_class,
+                "tidegate.outcome": record.outcome.value,
+                "gen_ai.usage.input_tokens": record.prompt_tokens,
+                "gen_ai.usage.output_tokens": record.completion_tokens,
+            },
         )
-        span.end(_nanoseconds(at))
 
-
-def _known(attributes: dict[str, AttributeValue | None]) -> dict[str, AttributeValue]:
-    return {name: value for name, value in attributes.items() if value is not None}
+    def _span(
+        self,
+        name: str,
+        context: Context,
+        began: float,
+        ended: float,
+        attributes: dict[str, AttributeValue | None],
+    ) -> None:
+        """Make a span of what is over; attributes that are None are not known."""
+        known = {key: value for key, value in attributes.items() if value is not None}
+        start, end = _nanoseconds(began), _nanoseconds(ended)
+        self._tracer.start_span(name, context, attributes=known, start_time=start).end(end)
 
 
 def _nanoseconds(at: float) -> int:

@@ -27,6 +27,7 @@ from extproc.stand.children import Child, child
 from extproc.stand.plan import tidegate
 from extproc.stand.ports import free_ports
 from extproc.stand.redis import redis_command
+from extproc.stand.up import answers, listens
 
 MODEL = "qwen"
 TOKEN = "of-the-tests-alone-0123456789"
@@ -246,7 +247,7 @@ async def cluster(
             _add_engine(made, number, next(ports), engine_options)
         if redis:
             made.commands["redis"] = redis_command(directory / "redis")
-            made.ready["redis"] = lambda: _listens(directory / "redis")
+            made.ready["redis"] = lambda: listens(directory / "redis")
         sockets = processor_addresses(f"unix://{directory}/t.sock", tidegates)
         (directory / "tokens.yaml").write_text(token_line(TOKEN, "tests", Role.ADMIN))
         (directory / "ticket.key").write_text("0123456789abcdef" * 2)
@@ -309,7 +310,7 @@ def _add_engine(made: Cluster, number: int, port: int, options: Sequence[str]) -
     made.commands[name] = [
         *tidegate(), "emulate", "--port", str(port), "--model", MODEL, *policy, *options
     ]  # fmt: skip
-    made.ready[name] = lambda: _answers(made.http, f"http://127.0.0.1:{port}/health")
+    made.ready[name] = lambda: answers(made.http, f"http://127.0.0.1:{port}/health")
 
 
 def _add_tidegate(
@@ -342,7 +343,7 @@ def _add_tidegate(
     made.commands[name] = [*tidegate(), "serve", "--config", str(file)]
     made.pages[name] = f"http://127.0.0.1:{http}"
     made.controls.append(f"127.0.0.1:{control}")
-    made.ready[name] = lambda: _answers(made.http, f"http://127.0.0.1:{http}/readyz")
+    made.ready[name] = lambda: answers(made.http, f"http://127.0.0.1:{http}/readyz")
 
 
 def _add_envoy(
@@ -371,24 +372,7 @@ def _add_envoy(
     command = [str(find_envoy()), "-c", str(file), "--log-level", "warning", *options]
     made.commands[name] = [*command, "--disable-hot-restart"]
     made.urls.append(f"http://127.0.0.1:{port}")
-    made.ready[name] = lambda: _answers(made.http, f"http://127.0.0.1:{admin}/ready")
-
-
-async def _answers(http: aiohttp.ClientSession, url: str) -> bool:
-    try:
-        async with http.get(url) as reply:
-            return reply.status == 200
-    except aiohttp.ClientError:
-        return False
-
-
-async def _listens(path: Path) -> bool:
-    try:
-        _, writer = await asyncio.open_unix_connection(path)
-    except OSError:
-        return False
-    writer.close()
-    return True
+    made.ready[name] = lambda: answers(made.http, f"http://127.0.0.1:{admin}/ready")
 
 
 def chat(tokens: int = 8, **more: Any) -> dict[str, Any]:

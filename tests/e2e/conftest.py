@@ -23,12 +23,14 @@ import yaml
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
+from extproc.core.outcomes import Outcome
 from extproc.sim.emulator import Emulator, EmulatorOptions
 from extproc.sim.emulator.faults import Faults
 from extproc.sim.engine_config import EngineConfig, Policy
 from extproc.stand.children import Child, child
 from extproc.stand.plan import Plan, make_plan
 from extproc.stand.up import running
+from tests.http_server import answering
 
 CONFIG = """\
 identity:
@@ -239,6 +241,15 @@ class Stand:
         page = await self.http.get(admin, params={"filter": f"^{stat}$", "format": "json"})
         return sum(int(each["value"]) for each in page.json()["stats"] if "value" in each)
 
+    async def ended(self) -> dict[str, int]:
+        """Return how many exchanges have ended since the last `reset`, by outcome."""
+        seen = await self.metrics()
+        grown = {
+            each.value: int(self.grown(seen, "exchanges_ended_total", outcome=each.value))
+            for each in Outcome
+        }
+        return {outcome: count for outcome, count in grown.items() if count}
+
     def grown(self, seen: Samples, name: str, **labels: str) -> float:
         """Return by how much a counter has grown since the last `reset`."""
         return seen.sum(name, **labels) - self.before.sum(name, **labels)
@@ -385,15 +396,8 @@ async def collecting(file: Path) -> AsyncIterator[str]:
             out.write(await request.read() + b"\n")
         return web.Response()
 
-    application = web.Application()
-    application.router.add_post("/v1/traces", take)
-    runner = web.AppRunner(application)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1/traces"
-    finally:
-        await runner.cleanup()
+    async with answering("POST", "/v1/traces", take) as address:
+        yield f"http://{address}/v1/traces"
 
 
 @asynccontextmanager

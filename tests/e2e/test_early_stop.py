@@ -148,12 +148,7 @@ async def test_a_client_may_leave_an_edited_stream_at_any_moment(
     writer.transport.abort()
 
     await talking.settled()
-    seen = await talking.metrics()
-    ended = {
-        outcome: int(grown)
-        for outcome in ("completed", "client_gone", "engine_error", "evicted", "timeout")
-        if (grown := talking.grown(seen, "exchanges_ended_total", outcome=outcome))
-    }
+    ended = await talking.ended()
     assert sum(ended.values()) == 1
     assert ended.keys() <= outcomes
 

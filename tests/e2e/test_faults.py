@@ -54,13 +54,7 @@ def assert_fallback(reply: httpx.Response, reason: str) -> None:
 
 async def assert_ended(stand: Any, **outcomes: int) -> None:
     await stand.settled()
-    seen = await stand.metrics()
-    ended = {
-        each: int(grown)
-        for each in ("completed", "client_gone", "engine_error", "engine_rejected", "timeout")
-        if (grown := stand.grown(seen, "exchanges_ended_total", outcome=each))
-    }
-    assert ended == outcomes
+    assert await stand.ended() == outcomes
 
 
 class TestClientLeaves:

@@ -13,6 +13,7 @@ from aiohttp import web
 from extproc.openai.endpoints import endpoint_of
 from extproc.openai.replies import fallback
 from extproc.openai.requests import read
+from tests.http_server import answering
 
 MESSAGE = "我们很忙\u2028请在 15 秒后重试。\n"
 FINISH = "load_shedding_fallback"
@@ -47,15 +48,8 @@ class Shedding:
 @pytest.fixture
 async def server() -> AsyncIterator[tuple[Shedding, str]]:
     shedding = Shedding()
-    app = web.Application()
-    app.router.add_post("/{path:.*}", shedding.answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    host, port = runner.addresses[0][:2]
-    yield shedding, f"http://{host}:{port}"
-    await runner.cleanup()
+    async with answering("POST", "/{path:.*}", shedding.answer) as address:
+        yield shedding, f"http://{address}"
 
 
 @pytest.fixture

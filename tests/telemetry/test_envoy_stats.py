@@ -16,6 +16,7 @@ from extproc.telemetry.envoy_stats import Counted, EnvoyStats, read
 from extproc.telemetry.metrics import Metrics
 from extproc.telemetry.recorder import Recorder
 from extproc.telemetry.valve import ValveCollector
+from tests.http_server import answering
 
 PAGE = """\
 # TYPE envoy_tidegate_valve_refused counter
@@ -64,15 +65,8 @@ async def admin(pages: list[str | int]) -> AsyncIterator[str]:
         page = pages.pop(0) if len(pages) > 1 else pages[0]
         return web.Response(status=page) if isinstance(page, int) else web.Response(text=page)
 
-    application = web.Application()
-    application.router.add_get("/stats/prometheus", answer)
-    runner = web.AppRunner(application)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with answering("GET", "/stats/prometheus", answer) as address:
+        yield address
 
 
 async def test_envoys_are_followed(

@@ -20,6 +20,7 @@ from extproc.core.records import Decided, Ended
 from extproc.telemetry import tracing
 from extproc.telemetry.recorder import Recorder
 from extproc.telemetry.tracing import Tracing
+from tests.http_server import answering
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 UNSAMPLED = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
@@ -57,15 +58,9 @@ class Collector:
 @pytest.fixture
 async def collector() -> AsyncIterator[Collector]:
     made = Collector()
-    application = web.Application()
-    application.router.add_post("/v1/traces", made.take)
-    runner = web.AppRunner(application)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    made.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1/traces"
-    yield made
-    await runner.cleanup()
+    async with answering("POST", "/v1/traces", made.take) as address:
+        made.url = f"http://{address}/v1/traces"
+        yield made
 
 
 async def trace(collector: Collector, *records: Decided | Ended, ratio: float = 0.0) -> list[Any]:

@@ -18,6 +18,7 @@ from extproc.openai.streams import Asked, Ending, open_editor
 from extproc.sim.emulator.bodies import Bodies, ChatBodies, CompletionsBodies, Head, Output
 from extproc.sim.emulator.event_bodies import MessagesBodies, ResponsesBodies
 from extproc.sim.emulator.requests import Endpoint, read_call
+from tests.http_server import answering
 
 BODIES: dict[Endpoint, type[Bodies]] = {
     Endpoint.CHAT: ChatBodies,
@@ -67,14 +68,8 @@ class Gateway:
 @pytest.fixture
 async def gateway() -> AsyncIterator[tuple[Gateway, str]]:
     gateway = Gateway()
-    app = web.Application()
-    app.router.add_post("/{path:.*}", gateway.answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
-    yield gateway, f"http://{host}:{port}"
-    await runner.cleanup()
+    async with answering("POST", "/{path:.*}", gateway.answer) as address:
+        yield gateway, f"http://{address}"
 
 
 @pytest.fixture
