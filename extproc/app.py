@@ -18,6 +18,8 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -27,11 +29,11 @@ from grpc_health.v1 import health_pb2
 from extproc import contract, parts
 from extproc.config import (
     Config,
-    catalog_of,
     pool_limits,
-    reply_rules,
+    service_classes,
 )
 from extproc.control.levers import Levers
+from extproc.control.operations import Operations
 from extproc.control.room import ControlRoom, make_operations
 from extproc.core.agents.rules import AgentGate
 from extproc.core.breaker import Breaker, BreakerGate, Key
@@ -54,6 +56,7 @@ from extproc.edge.valve_desk import ValveDesk
 from extproc.engines.fleet import Fleet
 from extproc.quota.gates import QuotaGate, RateGate
 from extproc.quota.meter import LocalMeter
+from extproc.reloading import Reloading
 from extproc.sharing.agreement import Agreement
 from extproc.sharing.forwarding import Forwarder
 from extproc.sharing.link import LinkDownError
@@ -196,6 +199,8 @@ class Tidegate:
     control: ControlRoom | None
     valve: ValveDesk | None
     envoy_stats: EnvoyStats | None
+    levers: Levers
+    operations: Operations
 
 
 def build(config: Config, secret: bytes | None = None) -> Tidegate:
@@ -211,20 +216,18 @@ def build(config: Config, secret: bytes | None = None) -> Tidegate:
     """
     clock, rng = time.monotonic, random.Random()  # noqa: S311 (jitter and ids, no secrets)
     name = parts.name(rng)
-    catalog = catalog_of(config)
-    pools = {
-        name: Pool(name, pool_limits(pool), catalog.classes) for name, pool in config.pools.items()
-    }
+    classes = service_classes(config)
+    pools = {name: Pool(name, pool_limits(pool), classes) for name, pool in config.pools.items()}
     metrics = Metrics(config.pools, config.classes)
-    lines = parts.lines(config, catalog.classes, secret)
+    lines = parts.lines(config, classes, secret)
     metrics.registry.register(PoolCollector(pools, clock))
-    metrics.registry.register(LineCollector(lines, catalog.classes))
+    metrics.registry.register(LineCollector(lines, classes))
     breaker = parts.breaker(config)
     decision_log = parts.decision_log(config)
     tracing = parts.tracing(config, time.time)
     noting = config.control.enabled or decision_log is not None
     recorder = Recorder(time.time) if noting or tracing is not None else None
-    mode = ModeGate(catalog.classes)
+    mode = ModeGate(classes)
     valve = parts.valve(config, mode, pools, clock, metrics, recorder)
     heard = (metrics, recorder, tracing, valve)
     observer = Observers(tuple(each for each in heard if each is not None))
@@ -257,13 +260,15 @@ def build(config: Config, secret: bytes | None = None) -> Tidegate:
         forwarder = Forwarder(link, name, endings.logged, others=lambda: members.count, clock=clock)
         endings.late = lambda: forwarder.late
         metrics.registry.register(SharingCollector(sharing, forwarder))
+    terms_of = partial(parts.terms, reported=parts.load_reports(pools, clock))
+    terms = terms_of(config)
     admission = Admission(
-        catalog=catalog,
+        catalog=terms.catalog,
         controller=controller,
-        routing=parts.routing(config),
-        sources=parts.sources(config),
-        reply_rules=reply_rules(config),
-        wording=parts.wording(config),
+        routing=terms.routing,
+        sources=terms.sources,
+        reply_rules=terms.reply_rules,
+        wording=terms.wording,
         max_body=config.requests.max_call,
         pass_unreadable=config.requests.unreadable == "pass",
         observer=observer if len(observer.each) > 1 else metrics,
@@ -275,7 +280,7 @@ def build(config: Config, secret: bytes | None = None) -> Tidegate:
         bell=pump.ring,
         breaker=breaker,
         desk=desk,
-        answers=parts.answer_rules(config, pools, clock),
+        answers=terms.answers,
         claims=None if sharing is None else sharing.claims,
         longest_wait=contract.longest_wait(config),
     )
@@ -283,7 +288,15 @@ def build(config: Config, secret: bytes | None = None) -> Tidegate:
     books = EngineBooks(pools, clock, admission.capacity_changed, admission.scraped)
     control: ControlRoom | None = None
     agreement: Agreement | None = None
-    levers = Levers(config, pools=pools, lines=lines, gate=mode, admission=admission)
+    levers = Levers(
+        config,
+        pools=pools,
+        lines=lines,
+        gate=mode,
+        admission=admission,
+        terms=terms_of,
+        followers=parts.followers(desk, outbox),
+    )
     operations = make_operations(config, levers, time.time)
     if sharing is not None:
         agreement = Agreement(sharing.link, "settings", operations.mine, operations.adopt)
@@ -300,6 +313,7 @@ def build(config: Config, secret: bytes | None = None) -> Tidegate:
             clock=clock,
             wall_clock=time.time,
         )
+        levers.followers += (control.follow,)
     return Tidegate(
         config=config,
         pools=pools,
@@ -324,7 +338,14 @@ def build(config: Config, secret: bytes | None = None) -> Tidegate:
         control=control,
         valve=valve,
         envoy_stats=None if valve is None else parts.envoy_stats(config, valve),
+        levers=levers,
+        operations=operations,
     )
+
+
+def reloading(tidegate: Tidegate, file: Path, read: Callable[[], Config]) -> Reloading:
+    """Return what takes over a file that ``read`` reads, when it has changed."""
+    return Reloading(file, read, tidegate.levers, tidegate.operations, tidegate.metrics.reloaded)
 
 
 async def serve(
@@ -332,10 +353,12 @@ async def serve(
     stop: asyncio.Event,
     started: Callable[[], None],
     pages_on: socket.socket | None = None,
+    reloading: Reloading | None = None,
 ) -> None:
     """Run until ``stop`` is set, then drain; ``started`` is called when Envoy can connect.
 
-    ``pages_on`` listens for those who ask for pages, in place of `listen.http`.
+    ``pages_on`` listens for those who ask for pages, in place of `listen.http`; ``reloading`` takes
+    over a configuration file that has changed.
 
     Raises:
         CannotListenError: an address cannot be bound.
@@ -359,6 +382,8 @@ async def serve(
     ledger = contextlib.nullcontext() if not (outbox and meter) else outbox.carrying(meter.holds)
     async with _http(application, listen.http, pages_on), api, ledger, asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(each) for each in _background(tidegate)]
+        if reloading is not None:
+            running.append(tasks.create_task(reloading.run()))
         await grpc_server.start()
         await health.set("", health_pb2.HealthCheckResponse.SERVING)
         gc.collect()

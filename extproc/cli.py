@@ -144,14 +144,15 @@ def serve(
     worker: Annotated[int, typer.Option(hidden=True)] = 0,
     pages: Annotated[int, typer.Option(hidden=True)] = -1,
 ) -> None:
-    """Run the processor that Envoy asks."""
+    """Run the processor that Envoy asks. SIGHUP has it take over a configuration that has changed."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until somebody hears it
     logs.configure(sys.stderr, logs.LEVELS[log_level])
     logs.own_faults()
     settings = _load_or_exit(config, workers)
     if not worker and settings.listen.workers > 1:
         _supervise(config, settings, log_level)
     else:
-        _process(settings, worker, pages)
+        _process(config, settings, worker, pages)
 
 
 def _supervise(file: Path, settings: Config, log_level: str) -> None:
@@ -169,6 +170,7 @@ def _supervise(file: Path, settings: Config, log_level: str) -> None:
     async def run() -> None:
         supervisor = Supervisor(count, command, settings.listen.http)
         stop = _stop_on(signal.SIGINT, signal.SIGTERM)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, supervisor.reload)
         await supervisor.run(stop, lambda: _say(f"serving with {count} workers"))
 
     try:
@@ -181,12 +183,18 @@ def _supervise(file: Path, settings: Config, log_level: str) -> None:
         raise typer.Exit(first.code if isinstance(first, WorkerEndedError) else 1) from group
 
 
-def _process(settings: Config, worker: int, pages: int) -> None:
+def _process(file: Path, settings: Config, worker: int, pages: int) -> None:
     """Run the processor in this process, alone or as a worker of several."""
     from extproc import app as application  # heavy: only this command needs them
     from extproc.edge.server import CannotListenError
     from extproc.quota.errors import QuotaError
     from extproc.workers import worker as child
+
+    count = settings.listen.workers
+
+    def read() -> Config:
+        config = with_workers(load(file), count, file)
+        return of_worker(config, worker) if worker else config
 
     if worker:
         settings = of_worker(settings, worker)
@@ -201,6 +209,8 @@ def _process(settings: Config, worker: int, pages: int) -> None:
     async def run() -> None:
         asyncio.get_running_loop().set_exception_handler(logs.loop_fault)
         stop = _stop_on(signal.SIGINT, signal.SIGTERM)
+        reloading = application.reloading(tidegate, file, read)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloading.ask)
         if worker:
             child.stop_with_parent(asyncio.get_running_loop(), stop)
         await application.serve(
@@ -208,6 +218,7 @@ def _process(settings: Config, worker: int, pages: int) -> None:
             stop,
             lambda: _say(f"serving {settings.listen.processor}"),
             child.pages_socket(pages) if worker else None,
+            reloading,
         )
 
     try:

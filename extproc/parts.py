@@ -22,8 +22,10 @@ from extproc.config import (
     ConfigError,
     Problem,
     agent_policy,
+    catalog_of,
     load_keys,
     load_ticket_key,
+    reply_rules,
 )
 from extproc.core.agents.rules import Agents
 from extproc.core.breaker import Breaker, Rules
@@ -40,10 +42,12 @@ from extproc.edge.identity import FromApiKey, FromHeader, FromMetadata, Identity
 from extproc.edge.in_flight import AnswerRules
 from extproc.edge.pump import Pump
 from extproc.edge.responder import Routing
+from extproc.edge.terms import Terms
 from extproc.edge.valve_desk import ValveDesk
 from extproc.edge.wording import Wording
 from extproc.engines.load_report import read_load_report
 from extproc.quota.errors import QuotaError
+from extproc.quota.plans import quota_plans
 from extproc.sharing.room import Sharing
 from extproc.telemetry.decision_log import DecisionLog
 from extproc.telemetry.envoy_stats import EnvoyStats
@@ -136,6 +140,23 @@ def tracing(config: Config, wall_clock: Callable[[], float]) -> Tracing | None:
     )
 
 
+def followers(
+    desk: AgentDesk | None, outbox: Outbox | None
+) -> tuple[Callable[[Config], None], ...]:
+    """Return what goes over to another configuration beside what calls are judged by."""
+
+    def agents(config: Config) -> None:
+        policy = agent_policy(config)
+        if desk is not None and policy is not None:
+            desk.agents.policy = policy
+
+    def ledger(config: Config) -> None:
+        if outbox is not None:
+            outbox.follow(quota_plans(config))
+
+    return agents, ledger
+
+
 def breaker(config: Config) -> Breaker | None:
     """Return the output breaker, or None."""
     rules = config.breaker
@@ -210,6 +231,26 @@ def lines(config: Config, classes: Sequence[ServiceClass], secret: bytes | None)
     }
 
 
+def terms(config: Config, reported: Callable[[str, str, str], None]) -> Terms:
+    """Return what calls are judged and answered by.
+
+    Raises:
+        ConfigError: a key file cannot be used.
+    """
+    return Terms(
+        sources=sources(config),
+        catalog=catalog_of(config),
+        routing=routing(config),
+        reply_rules=reply_rules(config),
+        wording=wording(config),
+        answers=AnswerRules(
+            replaced=frozenset(map(str, config.fallback.engine_statuses)),
+            read_usage=config.envoy.usage_source == "ext_proc",
+            reported=reported,
+        ),
+    )
+
+
 def routing(config: Config) -> Routing:
     """Return which pool serves which model."""
     names = {name: name for name in config.pools}
@@ -238,21 +279,17 @@ def sources(config: Config) -> tuple[IdentitySource, ...]:
     return tuple(sources)
 
 
-def answer_rules(
-    config: Config, pools: Mapping[str, Pool], clock: Callable[[], float]
-) -> AnswerRules:
-    """Return what is done about answers; what they tell of their engines goes to the pools."""
+def load_reports(
+    pools: Mapping[str, Pool], clock: Callable[[], float]
+) -> Callable[[str, str, str], None]:
+    """Return who hears what answers tell of their engines: the pools."""
 
     def reported(pool: str, endpoint: str, header: str) -> None:
         report = read_load_report(header)
         if report is not None:
             pools[pool].report(endpoint, report.kv_usage, report.waiting, clock())
 
-    return AnswerRules(
-        replaced=frozenset(map(str, config.fallback.engine_statuses)),
-        read_usage=config.envoy.usage_source == "ext_proc",
-        reported=reported,
-    )
+    return reported
 
 
 def wording(config: Config) -> Wording:

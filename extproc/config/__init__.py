@@ -16,6 +16,7 @@ from extproc.config.load import (
 from extproc.config.model import Config, Endpoints, PoolConfig, Scrape
 from extproc.config.plans import plans
 from extproc.config.redis_url import RedisAddress, parse_redis_url
+from extproc.config.reload import refuse_fixed
 from extproc.config.runs import agent_policy
 from extproc.config.workers import of_worker, processor_addresses, with_workers
 
@@ -49,6 +50,7 @@ __all__ = [
     "plans",
     "pool_limits",
     "processor_addresses",
+    "refuse_fixed",
     "reply_rules",
     "service_classes",
     "with_workers",

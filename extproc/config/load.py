@@ -111,6 +111,17 @@ def parse(text: str, *, file: Path = Path("configuration")) -> Config:
         raise ConfigError(file, tuple(_problems(error, root))) from error
 
 
+def located(file: Path, path: tuple[str, ...], value: str, reason: str) -> Problem:
+    """Return a problem with a file that `load` has read; its line, where the section is written.
+
+    Raises:
+        ConfigError: the file has become unreadable.
+    """
+    root, data = _yaml(_read(file), file)
+    line = _line(root, path) if path[0] in (data or ()) else None
+    return Problem(line, ".".join(path), value, reason)
+
+
 def load_keys(config: Config) -> dict[str, str]:
     """Return the tenant of each API key, by the key's SHA-256 in lower-case hex.
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from extproc.config import AdjustmentError, Changes, laid_over
+from extproc.config import AdjustmentError, Changes, Config, laid_over
 from extproc.control.audit import Audit
 from extproc.control.auth import Caller
 from extproc.control.settings import (
@@ -50,6 +50,10 @@ class Levers(Protocol):
 
     def adjust(self, changes: Changes) -> None:
         """Lay changes over the configuration file, or raise `AdjustmentError`."""
+        ...
+
+    def going_over(self, written: Config, changes: Changes) -> Callable[[], None]:
+        """Return what goes over to a configuration, or raise `AdjustmentError`, `ConfigError`."""
         ...
 
 
@@ -141,6 +145,24 @@ class Operations:
     async def reset_thresholds(self, caller: Caller, reason: str) -> Changed:
         """Go back to the configuration file's."""
         return await self._in_turn(lambda: self._adjust("thresholds.reset", {}, caller, reason))
+
+    async def go_over(self, read: Callable[[], Config]) -> None:
+        """Go over to another configuration; what operators have changed stays laid over it.
+
+        Args:
+            read: reads it; called in another thread, because it takes its time.
+
+        Raises:
+            AdjustmentError: what operators have changed cannot be laid over it; nothing has changed.
+            ConfigError: it cannot be used; nothing has changed.
+        """
+
+        async def change() -> None:
+            changes = self.settings.thresholds.changes
+            go_over = await asyncio.to_thread(lambda: self._levers.going_over(read(), changes))
+            go_over()
+
+        await self._in_turn(change)
 
     async def adopt(self, document: bytes) -> None:
         """Take over what another Tidegate has set, where it counts more.

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from extproc.quota.administration import Balance
     from extproc.quota.browse import Entry
     from extproc.quota.campaign import Affected, Progress
+    from extproc.quota.plans import Plans
 
 T = TypeVar("T")
 
@@ -51,6 +52,10 @@ class QuotaDesk:
         self._plans = quota_plans(config)
         self._wall_clock = wall_clock
         self._worker = Worker("control-ledger")
+
+    def follow(self, plans: Plans) -> None:
+        """Go by these plans from now on."""
+        self._plans = plans
 
     def close(self) -> None:
         """Let go of the database."""

@@ -51,6 +51,7 @@ from extproc.control.settings import SettingsFile, UnreadableSettingsError
 from extproc.core.capacity import Pool
 from extproc.core.controller import Line
 from extproc.edge.server import CannotListenError, bind
+from extproc.quota.plans import quota_plans
 from extproc.telemetry.recorder import Recorder
 
 log = logging.getLogger(__name__)
@@ -153,6 +154,11 @@ class ControlRoom:
             started=clock(),
             draining=lambda: self._draining,
         )
+
+    def follow(self, config: Config) -> None:
+        """Go over to another configuration, as far as that can change while serving."""
+        if self._quota is not None:
+            self._quota.follow(quota_plans(config))
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:

@@ -52,6 +52,7 @@ from extproc.edge.messages import Answer, Event, Extend, Forward
 from extproc.edge.reports import decided, level_headers
 from extproc.edge.responder import Case, Responder, Routing
 from extproc.edge.sharing import Shared
+from extproc.edge.terms import Terms
 from extproc.edge.ticket_desk import Claims, TicketDesk
 from extproc.edge.wording import Wording
 from extproc.openai.endpoints import Endpoint, endpoint_of
@@ -320,6 +321,13 @@ class Admission:
         """Classify by other limits from now on."""
         self._catalog = catalog
         self.capacity_changed()
+
+    def go_over(self, terms: Terms) -> None:
+        """Judge and answer calls that come from now on by other terms."""
+        self._sources, self._routing = tuple(terms.sources), terms.routing
+        self._responder.go_over(terms.routing, terms.reply_rules, terms.wording)
+        self._in_flight.rules = terms.answers
+        self.adjust(terms.catalog)
 
     def _lose_ticket(self, ident: str) -> None:
         """Hear that the ticket of a call has counted elsewhere; if it has gone, it has gone."""

@@ -118,7 +118,10 @@ class Flight:
 
 
 class InFlight:
-    """The admitted exchanges; contains the ids of those that can be cut well at this moment."""
+    """The admitted exchanges; contains the ids of those that can be cut well at this moment.
+
+    ``rules`` may be replaced at any time.
+    """
 
     def __init__(
         self,
@@ -129,7 +132,7 @@ class InFlight:
         endings: Endings,
         tickets: TicketDesk,
     ) -> None:
-        self._rules = rules
+        self.rules = rules
         self._controller = controller
         self._responder = responder
         self._endings = endings
@@ -160,7 +163,7 @@ class InFlight:
         if call.stream:
             flight.early_stop = _early_stop(who, call)
         edited = flight.revocable or flight.early_stop
-        if self._rules.read_usage or (call.stream and edited):
+        if self.rules.read_usage or (call.stream and edited):
             flight.asked = Asked.by(call)
         return flight.revocable
 
@@ -194,12 +197,12 @@ class InFlight:
             return None
         flight.answered = True
         report = event.headers.get(contract.LOAD_REPORT)
-        if report is not None and self._rules.reported is not None:
-            self._rules.reported(flight.case.pool, event.upstream, report)
+        if report is not None and self.rules.reported is not None:
+            self.rules.reported(flight.case.pool, event.upstream, report)
         if flight.cutting:
             return self._instead(flight, Reason.EVICTED, Outcome.EVICTED)
         status = event.headers.get(":status", "")
-        if status in self._rules.replaced:
+        if status in self.rules.replaced:
             return self._instead(flight, *_failure(status, event.details))
         if event.end_of_stream:
             return None
@@ -237,7 +240,7 @@ class InFlight:
     ) -> Editor | None:
         content_type = headers.get("content-type", "")
         is_stream = content_type.partition(";")[0].strip().lower() == SSE
-        if not (is_stream or encoding or self._rules.read_usage):
+        if not (is_stream or encoding or self.rules.read_usage):
             return None
         editor = open_editor(
             asked,

@@ -110,6 +110,10 @@ class Responder:
         self._wording = wording
         self._wall_clock = wall_clock
 
+    def go_over(self, routing: Routing, reply_rules: ReplyRules, wording: Wording) -> None:
+        """Answer by these from now on."""
+        self._routing, self._reply_rules, self._wording = routing, reply_rules, wording
+
     def forward(self, case: Case, verdict: Verdict, rates: Headers = ()) -> Judgement:
         """Send an admitted request on; ``rates`` tell the client what it may still send.
 

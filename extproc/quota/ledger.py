@@ -73,8 +73,13 @@ class Ledger:
         self._owner = owner
         migrate(self._engine)
         self.roll()
+        self.follow(self._plans)
+
+    def follow(self, plans: Plans) -> None:
+        """Go by these plans from now on; what a subscription has left changes with its plan."""
+        self._plans = plans
         with writing(self._engine) as connection:
-            subscriptions.follow_plans(connection, self._plans, self._now())
+            subscriptions.follow_plans(connection, plans, self._now())
 
     def close(self) -> None:
         """Let go of all connections."""

@@ -27,6 +27,7 @@ from sqlalchemy import exc as sa_errors
 from extproc.quota.errors import LedgerUnavailableError
 from extproc.quota.journal import Journal, Stored
 from extproc.quota.ledger import Ledger, Started
+from extproc.quota.plans import Plans
 from extproc.quota.ports import Accounts, Hold, Settlement
 from extproc.quota.worker import Worker
 
@@ -80,6 +81,7 @@ class Outbox:
         self._in_journal = Worker("outbox")
         self._in_ledger = Worker("ledger")
         self._ends: float | None = None
+        self._plans: Plans | None = None
         self._boundary = 0
         self.up = False
         """Whether the ledger could be reached when it was last needed."""
@@ -111,6 +113,10 @@ class Outbox:
             return
         self._buffer.append(record)
         self._put.set()
+
+    def follow(self, plans: Plans) -> None:
+        """Have the ledger go by other plans, as soon as it can be reached."""
+        self._plans = plans
 
     async def open(self) -> None:
         """Open the file, and note that all calls of the process before this one are over.
@@ -234,6 +240,9 @@ class Outbox:
 
     async def _look(self, accounts: Accounts, last: int) -> int:
         """Renew what is over, tell what others have moved, and return the last of it."""
+        plans, self._plans = self._plans, None
+        if plans is not None:
+            await self._insist(self._ledger.follow, plans)
         self._ends = await self._insist(self._ledger.next_end)
         if self._ends is not None and self._ends <= self._clock():
             await self._insist(self._ledger.roll)

@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -99,6 +99,18 @@ class Metrics:
             buckets=_WAIT_BUCKETS,
             registry=self.registry,
         )
+        self._reloads = Counter(
+            "tidegate_config_reloads",
+            "Times that the configuration file was to be taken over, by what came of it.",
+            ("result",),
+            registry=self.registry,
+        )
+        self._as_written = Gauge(
+            "tidegate_config_as_written",
+            "1 where the file was taken over when that was last asked for, or at the start; else 0.",
+            registry=self.registry,
+        )
+        self._as_written.set(1)
         self._tenants = TenantCollector()
         self.registry.register(self._tenants)
         # A child is found by its labels under a lock; the hot path keeps those it has found.
@@ -144,6 +156,11 @@ class Metrics:
         if record.completion_tokens is not None:
             self._output_child(*labels).observe(record.completion_tokens)
         self._tenants.ended(record)
+
+    def reloaded(self, taken_over: bool) -> None:
+        """Count that the configuration file was to be taken over; say whether it was."""
+        self._reloads.labels("taken_over" if taken_over else "refused").inc()
+        self._as_written.set(taken_over)
 
     def render(self) -> bytes:
         """Return the page that Prometheus scrapes, in the text format."""

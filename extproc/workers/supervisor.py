@@ -94,6 +94,15 @@ class Supervisor:
             for each in self._workers:
                 each.pages.close()
 
+    def reload(self) -> None:
+        """Have every worker go over to the configuration file as it is now.
+
+        One that has only been started may not know the signal, and end; it comes again.
+        """
+        for each in self._workers if self._complete else ():
+            if each.process is not None:
+                each.process.send_signal(signal.SIGHUP)
+
     async def _keep(self, worker: Worker) -> None:
         """Run a worker, again and again, until a stop is asked for."""
         loop, pause = asyncio.get_running_loop(), FIRST_PAUSE

@@ -78,6 +78,7 @@ def test_what_must_wake_somebody_is_there(rules: list[dict[str, Any]]) -> None:
         "TidegateHoldsLeaked": "warning",
         "TidegateChargesLost": "critical",
         "TidegateRedisUnreachable": "warning",
+        "TidegateConfigRefused": "warning",
     }
 
 

@@ -267,6 +267,9 @@ class Recording:
     def adjust(self, changes: Any) -> None:
         self.moves.append(changes)
 
+    def going_over(self, written: Any, changes: Any) -> Callable[[], None]:
+        return lambda: self.moves.append((written, changes))
+
 
 @pytest.fixture
 def operations(tmp_path: Path) -> Callable[..., tuple[Operations, Recording]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from extproc.config import AdjustmentError, Changes, Role
+from extproc.config import AdjustmentError, Changes, Config, Role
 from extproc.control.auth import Caller
 from extproc.control.operations import Operations
 from extproc.control.settings import SettingsFile
@@ -40,6 +40,9 @@ class Levers:
         if self.stubborn:
             raise AdjustmentError("classes.P9: there is no such thing to adjust")
         self.moves.append(changes)
+
+    def going_over(self, written: Config, changes: Changes) -> Callable[[], None]:
+        return lambda: self.moves.append((written, changes))
 
 
 @dataclass

@@ -39,6 +39,7 @@ def drain(*_: object) -> None:
 
 
 signal.signal(signal.SIGTERM, drain)
+signal.signal(signal.SIGHUP, lambda *_: (Path(folder) / f"reloaded-{number}").touch())
 server = HTTPServer(("127.0.0.1", 0), Pages, bind_and_activate=False)
 server.socket = socket.socket(fileno=int(descriptor))
 if wanted == "hang":

@@ -114,6 +114,16 @@ async def test_one_that_dies_is_started_anew(tmp_path: Path) -> None:
         assert parent.pid(2) == other
 
 
+async def test_all_are_told_to_take_over_the_configuration(tmp_path: Path) -> None:
+    async with running(tmp_path) as parent:
+        parent.supervisor.reload()
+
+        async def told() -> bool:
+            return all((tmp_path / f"reloaded-{number}").exists() for number in (1, 2))
+
+        await parent.until(told)
+
+
 async def test_one_that_hangs_is_killed_and_started_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,6 +117,20 @@ async def test_a_period_is_renewed_at_its_end(books: Any, tmp_path: Path) -> Non
         await until(lambda: listener.movements == [("pay", -995), ("pay", 1000)])
 
 
+async def test_other_plans_are_followed_while_it_runs(
+    books: Any, make_plans: Any, tmp_path: Path
+) -> None:
+    """At the start of a month all of the larger quota is added."""
+    books.ledger("other").apply([books.end("a", 5)])
+    listener = Listener()
+    async with running(books, tmp_path, listener) as outbox:
+        await until(lambda: listener.remaining == {"pay": 995})
+        outbox.follow(make_plans(pay=make_plans().plans["business"]))
+        await until(lambda: listener.movements == [("pay", 49_000)])
+    assert books.balances() == {"pay": (49_995, 5)}
+    books.check()
+
+
 class Flaky:
     """A ledger whose database is gone while ``down`` is set, or hangs while ``hung`` is."""
 
