@@ -23,7 +23,7 @@ ALICE = Caller("alice", Role.OPERATOR, "here")
 KEY = "sk-one"
 FIRST = """\
 listen: {{control: "unix://{directory}/control.sock"}}
-control: {{tokens: {directory}/tokens.yaml}}
+control: {{tokens: {directory}/tokens.yaml, directory: {directory}/kept}}
 identity:
   sources:
     - api_key: {{file: {directory}/keys.yaml}}

@@ -161,3 +161,57 @@ async def test_where_the_engine_fails_the_leader_a_follower_takes_over(stand: An
     reply = await follower
     assert reply.headers["x-tidegate-verdict"] == "admit"
     assert reply.json()["usage"]["completion_tokens"] == 130
+
+
+ROOM_FOR_THREE = """\
+agents: {}
+classes:
+  P0: {strict: true, max_wait: 10s}
+  P1: {}
+  P2: {evictable: true, max_wait: 10s}
+pools:
+  "*": {scrape: {interval: 50ms, stale_after: 500ms}}
+"""
+
+
+def long(number: int, tokens: int) -> dict[str, Any]:
+    """Return a call with a prompt of some 1,100 tokens: three of them fill 256 blocks."""
+    content = f"{number}. " + "one line of a long invoice; " * 160
+    return {**CHAT, "messages": [{"role": "user", "content": content}], "max_tokens": tokens}
+
+
+async def test_where_the_leader_is_evicted_a_follower_takes_over(stand_with: Any) -> None:
+    stand = await stand_with(ROOM_FOR_THREE, engines=1, engine=EngineConfig(num_gpu_blocks=256))
+    [engine] = stand.engines
+
+    def begin(tenant: str, run: str, body: dict[str, Any]) -> asyncio.Task[httpx.Response]:
+        return asyncio.create_task(stand.post(body, x_tenant_id=tenant, x_agent_run_id=run))
+
+    others = []
+    for number in (1, 2):
+        others.append(begin("service", f"other-{number}", long(number, 2000)))
+        await stand.eventually(lambda: engine.engine.running == number, "it runs")
+    leader = begin("marketing", "evicted", long(3, 250))
+    await stand.eventually(lambda: engine.engine.running == 3, "the leader runs")
+    followers = [begin("marketing", "evicted", long(3, 250)) for _ in range(2)]
+    await until_followed(stand, 2)
+    await stand.until(lambda seen: seen.sum("endpoint_running", pool="*") == 3, "it was read")
+
+    paid = await stand.post(long(4, 4), x_tenant_id="pay")
+
+    assert paid.headers["x-tidegate-verdict"] == "admit"
+    evicted = await leader
+    assert evicted.headers["x-tidegate-reason"] == "evicted"
+    assert evicted.json()["choices"][0]["finish_reason"] == "load_shedding_fallback"
+    replies = [await each for each in followers]
+    assert verdicts(replies) == {"admit": 1, "merge": 1}
+    assert replies[0].content == replies[1].content
+    assert replies[0].json()["usage"]["completion_tokens"] == 250
+    for each in others:
+        each.cancel()
+    await stand.settled()
+    seen = await stand.metrics()
+    marketing = {"class_": "P2", "pool": "*"}
+    assert seen.of("exchanges_ended_total", outcome="evicted", **marketing) == 1
+    assert seen.of("exchanges_ended_total", outcome="completed", **marketing) == 1
+    assert seen.of("output_tokens_sum", **marketing) == 250
