@@ -185,14 +185,19 @@ async def test_where_the_leader_is_evicted_a_follower_takes_over(stand_with: Any
     [engine] = stand.engines
 
     def begin(tenant: str, run: str, body: dict[str, Any]) -> asyncio.Task[httpx.Response]:
-        return asyncio.create_task(stand.post(body, x_tenant_id=tenant, x_agent_run_id=run))
+        headers = {"x-tenant-id": tenant, "x-agent-run-id": run}
+        url = f"{stand.url}/v1/chat/completions"
+        return asyncio.create_task(stand.http.post(url, json=body, headers=headers, timeout=60))
+
+    async def until_running(number: int) -> None:
+        await stand.eventually(lambda: engine.engine.running == number, f"{number} run")
 
     others = []
     for number in (1, 2):
         others.append(begin("service", f"other-{number}", long(number, 2000)))
-        await stand.eventually(lambda: engine.engine.running == number, "it runs")
+        await until_running(number)
     leader = begin("marketing", "evicted", long(3, 250))
-    await stand.eventually(lambda: engine.engine.running == 3, "the leader runs")
+    await until_running(3)
     followers = [begin("marketing", "evicted", long(3, 250)) for _ in range(2)]
     await until_followed(stand, 2)
     await stand.until(lambda seen: seen.sum("endpoint_running", pool="*") == 3, "it was read")
@@ -203,12 +208,12 @@ async def test_where_the_leader_is_evicted_a_follower_takes_over(stand_with: Any
     evicted = await leader
     assert evicted.headers["x-tidegate-reason"] == "evicted"
     assert evicted.json()["choices"][0]["finish_reason"] == "load_shedding_fallback"
+    for each in others:
+        each.cancel()
     replies = [await each for each in followers]
     assert verdicts(replies) == {"admit": 1, "merge": 1}
     assert replies[0].content == replies[1].content
     assert replies[0].json()["usage"]["completion_tokens"] == 250
-    for each in others:
-        each.cancel()
     await stand.settled()
     seen = await stand.metrics()
     marketing = {"class_": "P2", "pool": "*"}
