@@ -75,7 +75,7 @@ class Confidences:
 
     def note(self, body: bytes) -> None:
         """Note the prompts in a body, if it is JSON, by their first characters."""
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             self._texts.update(text[:40] for text in _said(json.loads(body)) if len(text) >= 5)
 
     def assert_kept(self, directory: Path) -> None:

@@ -59,6 +59,8 @@ async def test_it_is_taken_over_under_load_and_no_call_notices(stand_with: Any) 
             for name in ("P1", "P2", "P0", "P1", "P2"):
                 await reload(stand, name)
                 assert await class_of(stand, "marketing") == name
+            await reload(stand, "P7", "refused")
+            assert await class_of(stand, "marketing") == "P2"
             assert (await stand.rest(received)).endswith(b"data: [DONE]\n\n")
         loading = False
 
