@@ -50,6 +50,7 @@ from extproc.edge.access_log import AccessLog
 from extproc.edge.admission import Admission
 from extproc.edge.agents import AgentDesk
 from extproc.edge.endings import Endings
+from extproc.edge.faults import FaultDesk
 from extproc.edge.processor import Processor
 from extproc.edge.pump import Pump
 from extproc.edge.valve_desk import ValveDesk
@@ -65,6 +66,7 @@ from extproc.telemetry.agents import AgentCollector
 from extproc.telemetry.breaker import BreakerCollector
 from extproc.telemetry.decision_log import DecisionLog
 from extproc.telemetry.envoy_stats import EnvoyStats
+from extproc.telemetry.faults import FaultCollector
 from extproc.telemetry.http import pages
 from extproc.telemetry.ledger import LedgerCollector
 from extproc.telemetry.metrics import LineCollector, Metrics, PoolCollector
@@ -253,6 +255,8 @@ def build(config: Config, secret: bytes | None = None) -> Tidegate:
     if meter is not None:
         gates += (RateGate(meter), QuotaGate(meter))
     controller = Controller(pools, gates, lines)
+    faults = FaultDesk(pass_on=config.requests.faults == "pass")
+    metrics.registry.register(FaultCollector(faults.counts))
     endings = Endings(Ends(controller, observer, breaker, meter, desk, clock).ended, clock)
     forwarder: Forwarder | None = None
     if sharing is not None:
@@ -283,6 +287,7 @@ def build(config: Config, secret: bytes | None = None) -> Tidegate:
         answers=terms.answers,
         claims=None if sharing is None else sharing.claims,
         longest_wait=contract.longest_wait(config),
+        faults=faults,
     )
     admission.noting, admission.tracing = noting, tracing is not None
     books = EngineBooks(pools, clock, admission.capacity_changed, admission.scraped)

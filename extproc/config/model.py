@@ -318,12 +318,14 @@ class Requests(_Model):
     ``max_body`` is what Envoy holds of any request, ``max_call`` what a call to an engine may have:
     reading it holds up everyone else, for about 2 ms per MiB. ``unreadable: pass`` sends what we
     cannot read on to the engine, unclamped. It is for callers that are trusted: we refuse some
-    bodies that an engine accepts.
+    bodies that an engine accepts. ``faults`` says what becomes of a request that a fault of Tidegate's own
+    code leaves without a verdict: it is refused (500, ``internal_error``), or passes untouched, past all gates.
     """
 
     max_body: Size = 32 << 20
     max_call: Size = 2 << 20
     unreadable: Literal["reject", "pass"] = "reject"
+    faults: Literal["reject", "pass"] = "reject"
 
 
 class Quota(_Model):

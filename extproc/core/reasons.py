@@ -49,6 +49,7 @@ class Reason(StrEnum):
     ENGINE_REJECTED = "engine_rejected"
     ENGINE_ERROR = "engine_error"
     ENGINE_TIMEOUT = "engine_timeout"
+    INTERNAL_ERROR = "internal_error"
 
 
 class ReplyKind(StrEnum):
@@ -292,6 +293,12 @@ REASONS: Mapping[Reason, Entry] = MappingProxyType(
             ReplyStyle(ReplyKind.FALLBACK, 504, "timeout"),
             "The engine did not answer in time.",
             "推理引擎未能及时应答。",
+        ),
+        Reason.INTERNAL_ERROR: Entry(
+            "no gate",
+            _final(500, "server_error"),
+            "The gateway failed at this call, which is a fault of its own; it was logged.",
+            "网关处理该请求时发生内部错误，已记录日志。",
         ),
     }
 )

@@ -38,6 +38,7 @@ from extproc.core.controller import (
     Verdict,
     refuse,
 )
+from extproc.core.faults import Place
 from extproc.core.metering import Meter, Taking
 from extproc.core.reasons import Reason, ReplyRules
 from extproc.core.records import NO_TRACE, Observer, WaitEnd
@@ -45,11 +46,12 @@ from extproc.core.standing import Notes
 from extproc.edge.agents import AgentDesk, Arrival
 from extproc.edge.endings import Endings
 from extproc.edge.exchange import Editor, Judgement, Request, Resolution
+from extproc.edge.faults import FaultDesk, failing
 from extproc.edge.identity import IdentitySource, identify
 from extproc.edge.in_flight import UNTOUCHED, AnswerRules, InFlight
 from extproc.edge.lengths import clamped, max_output
 from extproc.edge.messages import Answer, Event, Extend, Forward
-from extproc.edge.reports import decided, level_headers
+from extproc.edge.reports import decided, level_headers, trace_of
 from extproc.edge.responder import Case, Responder, Routing
 from extproc.edge.sharing import Shared
 from extproc.edge.terms import Terms
@@ -60,8 +62,8 @@ from extproc.openai.rate_headers import Headers
 from extproc.openai.requests import Call, Unreadable, read
 
 PASS = Judgement(Forward())
-_TRACEPARENT, _TRACESTATE = 128, 512
-"""Characters of a trace context that are kept."""
+_AFTER_FAULT = 0.05
+"""Seconds until the next turn, after one that a fault of ours has ended."""
 
 
 class Admission:
@@ -93,6 +95,7 @@ class Admission:
         answers: AnswerRules = UNTOUCHED,
         claims: Claims | None = None,
         longest_wait: float = 0.0,
+        faults: FaultDesk | None = None,
     ) -> None:
         self._catalog = catalog
         self._controller = controller
@@ -112,6 +115,7 @@ class Admission:
         self._bell = bell
         self._breaker = breaker
         self._desk = desk
+        self._faults = faults or FaultDesk()
         self._tickets = TicketDesk(controller, clock, wall_clock, claims, self._lose_ticket)
         self._in_flight = InFlight(
             rules=answers,
@@ -186,7 +190,7 @@ class Admission:
             later=later,
             member=member,
             ticketed=ticketed,
-            trace=_trace_of(request) if self.tracing else NO_TRACE,
+            trace=trace_of(request) if self.tracing else NO_TRACE,
         )
         if self._desk is not None and candidate.defect is None:
             stays = self._report(self._desk, case, request)
@@ -201,7 +205,11 @@ class Admission:
     def _report(self, desk: AgentDesk, case: Case, request: Request) -> Judgement | None:
         """Report a call to the agents' desk; return what is said where it stays there."""
         now, hold = case.arrived, (case.candidate.id, case.pool)
-        arrival = desk.arrive(case, request, now, act=not self.shadow)
+        try:
+            arrival = desk.arrive(case, request, now, act=not self.shadow)
+        except BaseException:
+            desk.left(case.candidate.id)
+            raise
         if arrival is Arrival.FOLLOWS:
             return Judgement(self._extension, hold=hold)
         if arrival is Arrival.GOES_ON:
@@ -260,6 +268,10 @@ class Admission:
         reaction = self._in_flight.answered(hold[0], event)
         return reaction if self._desk is None else self._desk.answered(hold[0], event, reaction)
 
+    def failed(self, place: Place, error: Exception, path: str) -> Forward | Answer:
+        """Hear of a fault of ours; see `extproc.edge.exchange.Gatekeeper`."""
+        return self._faults.met(place, error, path)
+
     def capacity_changed(self) -> None:
         """Hear that there may be room now; costs nothing where nobody waits."""
         if self._waiting:
@@ -268,11 +280,16 @@ class Admission:
     def pump(self) -> float:
         """Let those go whose turn it is or is over; return when to call again at the latest."""
         now = self._clock()
+        try:
+            return self._turn(now)
+        except Exception as error:
+            self._faults.met(Place.PUMP, error)
+            return now + _AFTER_FAULT
+
+    def _turn(self, now: float) -> float:
         if self._desk is not None:
             for case in self._desk.ready(now):
-                judged = self._decide(case, case.later, now)
-                if judged is not None:
-                    case.later(partial(self._resolve, case, judged))
+                self._judge_late(case, now)
             for case, answer in self._desk.answers():
                 case.later(partial(self._share, self._desk, case, answer))
         for pool in self._controller.lines:
@@ -285,7 +302,20 @@ class Admission:
     def scraped(self, pool: str) -> None:
         """Hear that an engine of a pool was read."""
         self.capacity_changed()
-        self._evict(pool, self._clock())
+        try:
+            self._evict(pool, self._clock())
+        except Exception as error:
+            self._faults.met(Place.PUMP, error)
+
+    def _judge_late(self, case: Case, now: float) -> None:
+        """Judge a call that has waited at the agents' desk."""
+        try:
+            judged = self._decide(case, case.later, now)
+        except Exception as error:
+            case.later(failing(error))
+            return
+        if judged is not None:
+            case.later(partial(self._resolve, case, judged))
 
     def _evict(self, pool: str, now: float) -> None:
         if not self.shadow:
@@ -348,12 +378,16 @@ class Admission:
         end = WaitEnd.SHED if verdict.action is Action.SHED else WaitEnd.ADMITTED
         name = call.classification.service_class.name
         case.waited = waited
-        self._observer.waited(case.pool, name, end, waited)
-        if self._meter is not None and verdict.action is Action.ADMIT:
-            paid = self._pay(self._meter, case, verdict, later, now)
-            if paid is None:
-                return
-            verdict = paid
+        try:
+            self._observer.waited(case.pool, name, end, waited)
+            if self._meter is not None and verdict.action is Action.ADMIT:
+                paid = self._pay(self._meter, case, verdict, later, now)
+                if paid is None:
+                    return
+                verdict = paid
+        except Exception as error:
+            later(failing(error))
+            return
         later(partial(self._resolve, case, verdict))
 
     def _resolve(self, case: Case, verdict: Verdict) -> Judgement:
@@ -461,12 +495,3 @@ class Admission:
             # It would be answered at once and generate afterwards, out of every book.
             return call, Unreadable("Background responses are not served here.", "background")
         return call, None
-
-
-def _trace_of(request: Request) -> tuple[str, str]:
-    """Return the caller's trace context; what is too long for one is none (W3C: 55 and 512)."""
-    parent, state = (request.headers.get(name, "") for name in contract.TRACE_HEADERS)
-    return (
-        parent if len(parent) <= _TRACEPARENT else "",
-        state if len(state) <= _TRACESTATE else "",
-    )

@@ -14,6 +14,8 @@ Rules this module keeps:
   the engine's answer may be replaced while only its headers are there. After that all that can be
   done is to edit its body, for which the gatekeeper has to ask when it sees the headers.
 * Once a response was ended by us nothing more is said of it, whatever still comes.
+* A fault of ours ends no exchange: a request without a verdict gets what the gatekeeper declares for that,
+  a response goes on as the engine gives it, from the first byte that was not passed on.
 * What the gatekeeper holds for us, capacity or a place in the queue, is given back in `close` or
   when the wait ends, exactly once, in whatever state.
 
@@ -40,6 +42,7 @@ from typing import Protocol
 
 import msgspec
 
+from extproc.core.faults import Place
 from extproc.edge.messages import (
     Answer,
     Continue,
@@ -119,6 +122,11 @@ class Editor(Protocol):
         """Take the next part, the last one where ``end`` is set."""
         ...
 
+    @property
+    def unsent(self) -> bytes:
+        """What `feed` had taken and not passed on when it last returned: it may still be sent."""
+        ...
+
 
 class Gatekeeper(Protocol):
     """Decides about requests and keeps the books of what it let in."""
@@ -143,6 +151,31 @@ class Gatekeeper(Protocol):
         """Take back what a judgement held."""
         ...
 
+    def failed(self, place: Place, error: Exception, path: str) -> Forward | Answer:
+        """Hear of a fault of ours; return what is declared for a request that has no verdict."""
+        ...
+
+
+class Unedited(msgspec.Struct, frozen=True, gc=False):
+    """The `Edit` that changes nothing."""
+
+    data: bytes
+    finished: bool = False
+
+
+class _Unchanging:
+    """The `Editor` that changes nothing."""
+
+    unsent = b""
+
+    def feed(self, chunk: bytes, *, end: bool = False) -> Edit:
+        return Unedited(chunk)
+
+
+_UNCHANGED = _Unchanging()
+_UNJUDGED = (State.START, State.HEADERS)
+_REQUEST = (Phase.REQUEST_HEADERS, Phase.REQUEST_BODY)
+
 
 class Exchange:
     """The state of one exchange; see the module's rules."""
@@ -154,6 +187,7 @@ class Exchange:
         "_hold",
         "_labels",
         "_later",
+        "_path",
         "_revocable",
         "state",
     )
@@ -168,6 +202,7 @@ class Exchange:
         self._labels: LabelResponse | None = None
         self._revocable = False
         self._editor: Editor | None = None
+        self._path = ""
 
     def __repr__(self) -> str:
         return f"<Exchange {self.state.value}, holds {self._hold}>"
@@ -196,12 +231,43 @@ class Exchange:
             return None  # once more; going on would lead past the queue
         return Continue(phase)
 
-    def resume(self, resolution: Resolution) -> Reply:
-        """End the wait, or revoke the judgement; return what to say. Only while it `listens`."""
-        reply = self._apply(resolution())
-        if reply is None:
-            raise RuntimeError("the gatekeeper may ask for time once")
-        return reply
+    def resume(self, resolution: Resolution) -> Reply | None:
+        """End the wait, or revoke the judgement; return what to say, if anything.
+
+        Only while it `listens`.
+        """
+        try:
+            judgement = resolution()
+            if judgement.reply is None:
+                raise RuntimeError("the gatekeeper may ask for time once")
+        except Exception as error:
+            return self.fail(Place.CONCLUDE, error)
+        return self._apply(judgement)
+
+    def fail(self, place: Place, error: Exception, phase: Phase | None = None) -> Reply | None:
+        """Return the reply to a message, or to a wait, for which a fault of ours has left none.
+
+        What was admitted goes on; what was not gets what is declared for it. None where nobody waits.
+        """
+        declared = self._gatekeeper.failed(place, error, self._path)
+        if self.state is State.WAITING or (phase in _REQUEST and self.state in _UNJUDGED):
+            return self._declare(declared, phase)
+        self._revocable = False
+        return None if phase is None else Continue(phase)
+
+    def withdraw(self, error: Exception, phase: Phase | None) -> Reply:
+        """Return what is said in place of a reply that a fault of ours made impossible to write."""
+        declared = self._gatekeeper.failed(Place.ENCODE, error, self._path)
+        if phase is None or phase in _REQUEST:
+            return self._declare(declared, phase)
+        self.state = State.RESPONDING
+        return Continue(phase)
+
+    def _declare(self, declared: Forward | Answer, phase: Phase | None) -> Reply:
+        self._release()
+        self._apply(Judgement(declared))
+        passes = isinstance(declared, Forward)
+        return Continue(phase) if passes and phase is Phase.REQUEST_HEADERS else declared
 
     def close(self) -> None:
         """End the exchange, because Envoy closed the stream or it was cancelled; idempotent."""
@@ -211,7 +277,7 @@ class Exchange:
     def _respond(self, event: Event) -> Reply:
         self.state = State.RESPONDING
         labels = self._labels
-        reaction = None if self._hold is None else self._gatekeeper.answered(self._hold, event)
+        reaction = None if self._hold is None else self._reaction(self._hold, event)
         if reaction is None:
             return labels or Continue(Phase.RESPONSE_HEADERS)
         if isinstance(reaction, Answer):
@@ -222,10 +288,21 @@ class Exchange:
             return LabelResponse(stream=True)
         return LabelResponse(labels.set_headers, True, labels.unique_headers)
 
+    def _reaction(self, hold: tuple[str, str], event: Event) -> Answer | Editor | None:
+        try:
+            return self._gatekeeper.answered(hold, event)
+        except Exception as error:
+            self._gatekeeper.failed(Place.ANSWER, error, self._path)
+            return None
+
     def _edit(self, editor: Editor, event: Event) -> Stream | None:
         if self.state is not State.EDITING:
             return None
-        edit = editor.feed(event.body, end=event.end_of_stream)
+        try:
+            edit = editor.feed(event.body, end=event.end_of_stream)
+        except Exception as error:
+            self._gatekeeper.failed(Place.EDIT, error, self._path)
+            edit, self._editor = Unedited(editor.unsent + event.body), _UNCHANGED
         end = edit.finished or event.end_of_stream
         if end:
             self.state = State.ENDED
@@ -234,16 +311,20 @@ class Exchange:
     def _release(self) -> None:
         hold, self._hold = self._hold, None
         if hold is not None:
-            self._gatekeeper.release(hold)
+            try:
+                self._gatekeeper.release(hold)
+            except Exception as error:
+                self._gatekeeper.failed(Place.RELEASE, error, self._path)
 
     def _judge(self, event: Event) -> Reply | None:
         # Envoy asks for attributes with the first message it sends; a headers message says the same.
         head = self._head or event
-        judgement = self._gatekeeper.judge(
-            Request(head.path, head.request_id, head.headers, head.metadata, event.body),
-            self._later,
-        )
-        self._head = None
+        self._path, self._head = head.path, None
+        request = Request(head.path, head.request_id, head.headers, head.metadata, event.body)
+        try:
+            judgement = self._gatekeeper.judge(request, self._later)
+        except Exception as error:
+            return self.fail(Place.JUDGE, error, Phase.REQUEST_BODY)
         return self._apply(judgement)
 
     def _apply(self, judgement: Judgement) -> Reply | None:

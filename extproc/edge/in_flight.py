@@ -292,6 +292,11 @@ class _Cuttable:
                 return edit
         return self._editor.feed(chunk, end=end)
 
+    @property
+    def unsent(self) -> bytes:
+        """See `extproc.edge.exchange.Editor`."""
+        return self._editor.unsent
+
 
 def _early_stop(who: Classification, call: Call) -> EarlyStop:
     """Return what ends a stream early; stop sequences only where the engine does not know them."""

@@ -10,9 +10,10 @@ Rules this module keeps:
   closes the exchange, so that nothing stays reserved.
 * What no protobuf can carry, a header that is not UTF-8, is answered with 400: as a fault of ours, one
   odd byte would lead past every gate wherever ``failure_mode`` is open.
-* A fault of ours ends the stream with an error and Envoy does what ``failure_mode`` says. It is
-  logged by its kind and its place, not by its message, which may quote what the caller sent; and it
-  ends here, because gRPC would log it in full.
+* A fault of ours at a message is the exchange's to answer (`Exchange.fail`). One that is met nowhere else
+  ends the stream with an error, and Envoy does what ``failure_mode`` says. It is logged by its kind and
+  its place, not by its message, which may quote what the caller sent; and it ends here, because gRPC
+  would log it in full.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from typing import Any
 import grpc
 from grpc import aio
 
+from extproc.core.faults import Place
 from extproc.core.reasons import Reason
 from extproc.edge import wire
 from extproc.edge.exchange import Exchange, Gatekeeper, Resolution, State
-from extproc.edge.messages import Answer, Reply
+from extproc.edge.messages import Answer, Phase, Reply
 from extproc.openai import replies
 from extproc.openai.endpoints import Endpoint
 
@@ -78,16 +80,16 @@ class Processor:
                     await asyncio.wait((reading, notice), return_when=asyncio.FIRST_COMPLETED)
                     if not reading.done():
                         resolution, notice = notice.result(), loop.create_future()
-                        await context.write(wire.encode(exchange.resume(resolution)))
+                        await _resume(exchange, resolution, context)
                         continue
                 message = await (reading or context.read())
                 reading = None
                 if message is aio.EOF:
                     break
-                reply = _reply(exchange, message)
+                raw = _reply(exchange, message)
                 del message  # it holds the body once more, perhaps for as long as the call waits
-                if reply is not None:
-                    await context.write(wire.encode(reply))
+                if raw is not None:
+                    await context.write(raw)
                 if exchange.state in _OVER:
                     break
         except Exception as error:
@@ -105,8 +107,35 @@ class Processor:
 _OVER = (State.ANSWERED, State.ENDED)
 
 
-def _reply(exchange: Exchange, message: Any | None) -> Reply | None:
-    return _NO_TEXT if message is None else exchange.receive(wire.decode(message))
+def _reply(exchange: Exchange, message: Any | None) -> bytes | None:
+    """Return what is said to a message, None for nothing, or not yet."""
+    if message is None:
+        return wire.encode(_NO_TEXT)
+    try:
+        event = wire.decode(message)
+    except wire.UnknownPhaseError:
+        raise
+    except Exception as error:
+        phase = wire.phase_of(message)
+        return _encoded(exchange, exchange.fail(Place.DECODE, error, phase), phase)
+    return _encoded(exchange, exchange.receive(event), event.phase)
+
+
+async def _resume(
+    exchange: Exchange, resolution: Resolution, context: aio.ServicerContext[Any, bytes]
+) -> None:
+    raw = _encoded(exchange, exchange.resume(resolution), None)
+    if raw is not None:
+        await context.write(raw)
+
+
+def _encoded(exchange: Exchange, reply: Reply | None, phase: Phase | None) -> bytes | None:
+    if reply is None:
+        return None
+    try:
+        return wire.encode(reply)
+    except Exception as error:
+        return wire.encode(exchange.withdraw(error, phase))
 
 
 def _told(error: Exception, exchange: Exchange) -> dict[str, str]:

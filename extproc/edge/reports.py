@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from extproc import contract
 from extproc.core.controller import Verdict
 from extproc.core.limits import Level
 from extproc.core.records import Decided
+from extproc.edge.exchange import Request
 from extproc.edge.responder import Case
 from extproc.openai.rate_headers import Headers, rate_headers
+
+_TRACEPARENT, _TRACESTATE = 128, 512
+"""Characters of a trace context that are kept."""
 
 
 def decided(case: Case, verdict: Verdict, seconds: float, *, shadow: bool) -> Decided:
@@ -40,3 +45,12 @@ def level_headers(kind: str, level: Level | None) -> Headers:
     if level is None:
         return ()
     return rate_headers(kind, limit=level.limit, remaining=level.remaining, reset=level.reset)
+
+
+def trace_of(request: Request) -> tuple[str, str]:
+    """Return the caller's trace context; what is too long for one is none (W3C: 55 and 512)."""
+    parent, state = (request.headers.get(name, "") for name in contract.TRACE_HEADERS)
+    return (
+        parent if len(parent) <= _TRACEPARENT else "",
+        state if len(state) <= _TRACESTATE else "",
+    )

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from extproc.edge.exchange import Edit, Editor
+from extproc.edge.exchange import Edit, Editor, Unedited
 from extproc.openai.sse import SSE
 
 LONGEST_ANSWER = 1 << 20
@@ -83,6 +83,8 @@ class Keeper:
         self._parts: list[bytes] | None = []
         self._size = 0
         self._ended = False
+        self.unsent = b""
+        """See `extproc.edge.exchange.Editor`."""
 
     @property
     def answer(self) -> Shared | None:
@@ -93,13 +95,14 @@ class Keeper:
 
     def feed(self, chunk: bytes, *, end: bool = False) -> Edit:
         """See `extproc.edge.exchange.Editor`."""
-        edit: Edit = _Untouched(chunk) if self._inner is None else self._inner.feed(chunk, end=end)
+        edit: Edit = Unedited(chunk) if self._inner is None else self._inner.feed(chunk, end=end)
         if not self._ended:
             self._keep(edit.data)
             self._ended = end or edit.finished
             # What we ended before the engine did may have been cut. Its record will say.
             if self._ended and not edit.finished and self._parts is not None:
                 self._whole()
+        self.unsent = b"" if self._inner is None else self._inner.unsent
         return edit
 
     def drop(self) -> None:
@@ -117,11 +120,6 @@ class Keeper:
             return
         self._size += len(data)
         self._parts.append(data)
-
-
-class _Untouched(msgspec.Struct, frozen=True, gc=False):
-    data: bytes
-    finished: bool = False
 
 
 def worth_keeping(headers: Mapping[str, str], *, followed: bool) -> bool:

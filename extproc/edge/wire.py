@@ -59,6 +59,11 @@ def parse(raw: bytes) -> Any | None:
         return None
 
 
+def phase_of(message: Any) -> Phase | None:
+    """Return the phase of a ``ProcessingRequest``, None where that is of no known kind."""
+    return _PHASES.get(message.WhichOneof("request"))
+
+
 def decode(message: Any) -> Event:
     """Return the event that a ``ProcessingRequest`` carries.
 

@@ -206,15 +206,14 @@ def http_filters(config: Config) -> list[HttpFilter]:
 def preceding_filters(config: Config) -> list[HttpFilter]:
     """Return the filters that must stand before the external processor, nearer to the client.
 
-    The first asks engines for their load, and keeps it from clients. The second is needed where
-    Envoy reads the usage: it leaves out the chunks that the processor asked for to that end.
+    The first asks engines for their load, and keeps it from clients; and it asks for answers that
+    are not compressed, whatever the client takes: nobody can read the usage out of others for nothing,
+    nor leave out what was asked for by us, nor end them early. The second is needed where Envoy reads
+    the usage: it leaves out the chunks that the processor asked for to that end.
     """
-    ask = HeaderValueOption(
-        header=HeaderValue(key=contract.LOAD_REPORT_FORMAT, value="JSON"),
-        append_action=HeaderValueOptionHeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD,
-    )
+    asked = ((contract.LOAD_REPORT_FORMAT, "JSON"), ("accept-encoding", "identity"))
     mutations = HeaderMutationMutations(
-        request_mutations=[HeaderMutationRule(append=ask)],
+        request_mutations=[HeaderMutationRule(append=_set(*each)) for each in asked],
         response_mutations=[HeaderMutationRule(remove=contract.LOAD_REPORT)],
     )
     reports = named("tidegate.load_report", HeaderMutation(mutations=mutations))
@@ -276,12 +275,16 @@ def usage_filters(config: Config) -> list[HttpFilter]:
 
 
 def _pool_header() -> HttpFilter:
-    option = HeaderValueOption(
-        header=HeaderValue(key=contract.POOL_HEADER, value=_POOL),
+    rule = HeaderMutationRule(append=_set(contract.POOL_HEADER, _POOL))
+    mutations = HeaderMutationMutations(request_mutations=[rule])
+    return named("envoy.filters.http.header_mutation", HeaderMutation(mutations=mutations))
+
+
+def _set(name: str, value: str) -> HeaderValueOption:
+    return HeaderValueOption(
+        header=HeaderValue(key=name, value=value),
         append_action=HeaderValueOptionHeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD,
     )
-    mutations = HeaderMutationMutations(request_mutations=[HeaderMutationRule(append=option)])
-    return named("envoy.filters.http.header_mutation", HeaderMutation(mutations=mutations))
 
 
 def _choose_route_anew() -> HttpFilter:

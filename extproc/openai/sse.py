@@ -56,6 +56,11 @@ class EventReader:
         self._rest = bytearray()
         self._searched = 0
 
+    @property
+    def rest(self) -> bytes:
+        """The event that is not complete yet."""
+        return bytes(self._rest)
+
     def feed(self, chunk: bytes) -> list[Event]:
         """Take the next bytes and return the events that they complete."""
         rest = self._rest

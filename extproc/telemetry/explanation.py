@@ -24,6 +24,8 @@ GATES = (
 
 _VALVE = ("flood valve", "Flood valve, in Envoy", "防洪阀（Envoy）")
 """Stands before all gates; what it refuses has met none of them."""
+_FAULT = ("no gate", "Tidegate itself", "Tidegate 自身")
+_ALONE = {gate[0]: gate for gate in (_VALVE, _FAULT)}
 
 _VERDICTS = {
     Action.ADMIT: ("admitted", "已放行"),
@@ -66,8 +68,8 @@ def _steps(line: Line) -> list[Step]:
     names = [name for name, _, _ in GATES]
     deciding = REASONS[line.reason].gate
     refused = line.verdict in (Action.SHED, Action.REJECT)
-    if line.by_envoy or (refused and deciding == _VALVE[0]):
-        return [_refusal(line, *_VALVE)]
+    if line.by_envoy or (refused and deciding in _ALONE):
+        return [_refusal(line, *_ALONE.get(deciding, _VALVE))]
     if line.verdict is Action.MERGE:
         entry, (gate, en, zh) = REASONS[line.reason], GATES[names.index(deciding)]
         return [Step(gate, True, f"{en}: {entry.en}", f"{zh}：{entry.zh}")]

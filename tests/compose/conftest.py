@@ -25,8 +25,10 @@ from extproc.core.queue import Queue, QueueLimits
 from extproc.core.reasons import Reason
 from extproc.core.records import Decided, Ended, WaitEnd
 from extproc.core.tickets import Tickets
+from extproc.edge.faults import FaultDesk
 from extproc.telemetry.agents import AgentCollector
 from extproc.telemetry.breaker import BreakerCollector
+from extproc.telemetry.faults import FaultCollector
 from extproc.telemetry.ledger import LedgerCollector
 from extproc.telemetry.metrics import LineCollector, Metrics, PoolCollector
 from extproc.telemetry.spending import MeterCollector, SharingCollector
@@ -72,6 +74,7 @@ def exposed() -> dict[str, frozenset[str]]:
         breaker.ended(Key("model", "pay", ""), tokens, admitted_at=0.0, now=0.0)
     metrics.registry.register(BreakerCollector(breaker))
     metrics.registry.register(AgentCollector(Agents(Policy())))
+    metrics.registry.register(FaultCollector(FaultDesk().counts))
     outbox = SimpleNamespace(up=True, dropped=0, refused=0, backlog=0, used=0.0, lag=0.0)
     metrics.registry.register(LedgerCollector(outbox))
     link = SimpleNamespace(up=True, round_trips=0)

@@ -79,6 +79,7 @@ def test_what_must_wake_somebody_is_there(rules: list[dict[str, Any]]) -> None:
         "TidegateChargesLost": "critical",
         "TidegateRedisUnreachable": "warning",
         "TidegateConfigRefused": "warning",
+        "TidegateFaults": "warning",
     }
 
 

@@ -92,3 +92,15 @@ async def test_several_texts_are_counted_together(stands: list[Any]) -> None:
 @pytest.mark.parametrize("oddity", [each for each in Oddity if each is not Oddity.TOOL_CALL])
 async def test_both_read_the_same_of_odd_streams(stands: list[Any], oddity: Oddity) -> None:
     alike(await told(stands, CHAT, oddity, stream=True, **ASKED))
+
+
+async def test_what_an_engine_compresses_all_the_same_is_read_and_passes_as_it_is(
+    stands: list[Any],
+) -> None:
+    """It is asked not to; and the chunk that we asked for cannot be left out of gzip."""
+    body = alike(await told(stands, CHAT, Oddity.GZIP, stream=True))
+
+    assert body.count(b'"usage"') == 1
+    for stand in stands:
+        (received,) = await stand.received()
+        assert received.headers["accept-encoding"] == "identity"

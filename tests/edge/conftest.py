@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 import pytest
 from msgspec.structs import replace
 
+from extproc.core.faults import Place
 from extproc.edge.exchange import Judgement, Request, Resolution
+from extproc.edge.faults import FaultDesk
 from extproc.edge.messages import Answer, Event, Forward, LabelResponse
 
 JSON = (("content-type", "application/json"),)
@@ -24,9 +26,13 @@ class Edited:
 
 
 class ShoutingEditor:
-    """Writes in capitals, keeps ``-`` to itself, and ends the response at an ``!``."""
+    """Writes in capitals, keeps ``-`` to itself, and ends the response at an ``!``; fails at a ``?``."""
+
+    unsent = b"-"
 
     def feed(self, chunk: bytes, *, end: bool = False) -> Edited:
+        if b"?" in chunk:
+            raise RuntimeError("a fault of ours")
         said, stop, _ = chunk.upper().replace(b"-", b"").partition(b"!")
         return Edited(said + stop, finished=bool(stop))
 
@@ -36,7 +42,7 @@ class RecordingGatekeeper:
     """Admits, sheds, delays or fails by the body's first letter; counts what is held.
 
     Of what it admits, the answer is edited (``e``), replaced (``r``), or the call may be revoked
-    (``v``) while there is none.
+    (``v``) while there is none; we fail at it (``x``), or where it ends (``y``).
     """
 
     held: set[str] = field(default_factory=set)
@@ -46,6 +52,10 @@ class RecordingGatekeeper:
     revocable: dict[str, Callable[[Resolution], None]] = field(default_factory=dict)
     labels: LabelResponse | None = ADMITTED
     waiting: dict[str, Callable[[Resolution], None]] = field(default_factory=dict)
+    faults: FaultDesk = field(default_factory=FaultDesk)
+
+    def failed(self, place: Place, error: Exception, path: str) -> Forward | Answer:
+        return self.faults.met(place, error, path)
 
     def judge(self, request: Request, later: Callable[[Resolution], None]) -> Judgement:
         self.judged.append(request)
@@ -107,11 +117,15 @@ class RecordingGatekeeper:
                 return ShoutingEditor()
             case b"r":
                 return Answer(200, JSON, b"{}")
+            case b"x":
+                raise RuntimeError("a fault of ours")
             case _:
                 return None
 
     def release(self, hold: tuple[str, str]) -> None:
         self.held.discard(hold[0])
+        if self.judged[int(hold[0][1:]) - 1].body.startswith(b"y"):
+            raise RuntimeError("a fault of ours")
         self.waiting.pop(hold[0], None)
         self.released.append(hold[0])
 

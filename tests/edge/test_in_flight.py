@@ -327,6 +327,14 @@ class TestCut:
         assert b"hello" not in edit.data
         assert at.end().outcome is Outcome.EVICTED
 
+    def test_what_of_a_stream_was_not_passed_on_is_at_hand(self) -> None:
+        at = Desk()
+        at.enter(STREAM, PRESSED)
+        editor = at.edited(SSE)
+        editor.feed(said("hello")[:9])
+
+        assert editor.unsent == said("hello")[:9]
+
     def test_a_stream_ends_with_the_message_after_its_text(self) -> None:
         at = Desk()
         at.enter(STREAM, PRESSED)

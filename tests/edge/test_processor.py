@@ -18,6 +18,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from grpc import aio
 from grpc_health.v1 import health_pb2
 
+from extproc.core.faults import Place
 from extproc.core.outcomes import Outcome
 from extproc.core.records import Ended
 from extproc.edge import access_log, server, wire
@@ -167,9 +168,16 @@ async def test_a_cancelled_stream_gives_everything_back(
     assert len(gatekeeper.released) == min(messages, 1)
 
 
-async def test_a_fault_ends_the_stream_and_tells_the_log_nothing_private(
-    gatekeeper: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+async def test_a_fault_that_nobody_meets_ends_the_stream_and_tells_the_log_nothing_private(
+    gatekeeper: Any,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def failed(_place: Place, error: Exception, _path: str) -> None:
+        raise error
+
+    monkeypatch.setattr(gatekeeper, "failed", failed)
     async with served(gatekeeper, tmp_path) as (processor, channel):
         call = stream(channel)
         with caplog.at_level(logging.DEBUG):
@@ -342,6 +350,22 @@ async def test_a_message_while_waiting_is_replied_to_at_once(
     assert gatekeeper.held == set()
 
 
+async def test_a_call_that_we_fail_to_cut_goes_on(gatekeeper: Any, tmp_path: Path) -> None:
+    def broken() -> Any:
+        raise RuntimeError("a fault of ours")
+
+    async with served(gatekeeper, tmp_path) as (processor, channel):
+        call = stream(channel)
+        await call.write(body(b"v"))
+        assert (await call.read()).WhichOneof("response") == "request_body"
+        gatekeeper.revocable.pop("x1")(broken)
+        await call.write(response_headers())
+        assert (await call.read()).WhichOneof("response") == "response_headers"
+        call.cancel()
+        await until_idle(processor)
+    assert gatekeeper.faults.counts[Place.CONCLUDE] == 1
+
+
 async def test_what_envoy_answers_by_itself_is_waited_for_no_longer(
     gatekeeper: Any, tmp_path: Path
 ) -> None:
@@ -356,14 +380,13 @@ async def test_what_envoy_answers_by_itself_is_waited_for_no_longer(
         await until_idle(processor)
 
 
-async def test_a_fault_after_the_wait_ends_the_stream(gatekeeper: Any, tmp_path: Path) -> None:
+async def test_a_fault_after_the_wait_is_answered(gatekeeper: Any, tmp_path: Path) -> None:
     async with served(gatekeeper, tmp_path) as (processor, channel):
         call = stream(channel)
         await call.write(body(b"w"))
         gatekeeper.fail(await waiting(gatekeeper))
-        with pytest.raises(aio.AioRpcError) as raised:
-            await call.read()
-        assert raised.value.code() is grpc.StatusCode.INTERNAL
+        assert (await call.read()).immediate_response.status.code == 500
+        await call.done_writing()
         await until_idle(processor)
     assert gatekeeper.held == set()
 

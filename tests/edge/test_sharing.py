@@ -19,6 +19,8 @@ class Change:
 class Upper:
     """Edits to capitals, and ends the answer at a full stop."""
 
+    unsent = b"held"
+
     def feed(self, chunk: bytes, *, end: bool = False) -> Change:
         return Change(chunk.upper(), chunk.endswith(b"."))
 

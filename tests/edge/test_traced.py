@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from extproc.edge import admission
+from extproc.edge import reports
 from extproc.edge.exchange import Request
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -23,4 +23,4 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 def test_what_is_too_long_for_a_context_is_none(
     headers: dict[str, str], kept: tuple[str, str]
 ) -> None:
-    assert admission._trace_of(Request("/v1/completions", "r", headers, {}, b"")) == kept
+    assert reports.trace_of(Request("/v1/completions", "r", headers, {}, b"")) == kept

@@ -187,3 +187,14 @@ async def test_engines_are_asked_for_their_load_and_clients_do_not_hear_of_it(wo
     told = envoy.processor.requests[1].response_headers.headers.headers
     values = {header.key: header.raw_value.decode() for header in told}
     assert values["endpoint-load-metrics"] == report
+
+
+@pytest.mark.parametrize("usage_source", ["envoy", "ext_proc"])
+async def test_engines_are_asked_for_answers_that_are_not_compressed(
+    world: World, usage_source: str
+) -> None:
+    envoy = await world(f"envoy: {{usage_source: {usage_source}}}")
+    await envoy.post(CHAT, BODY, accept_encoding="gzip, br")
+    await envoy.post("/v1/models", BODY)
+    asked = [seen.headers["accept-encoding"] for seen in envoy.engine.seen]
+    assert asked == ["identity", "identity"]

@@ -121,6 +121,7 @@ const WORDS = {
   "reason.engine_rejected": ["engine rejected", "引擎拒绝"],
   "reason.engine_error": ["engine error", "引擎出错"],
   "reason.engine_timeout": ["engine timeout", "引擎超时"],
+  "reason.internal_error": ["internal fault", "内部错误"],
   "reason.shutting_down": ["shutting down", "正在停机"],
   "reason.merged": ["shared another's answer", "共享相同请求的答复"],
   "reason.agent_fanout": ["agent fan-out", "子任务过多"],

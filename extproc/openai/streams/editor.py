@@ -102,6 +102,11 @@ class Editor(ABC):
         """
 
     @property
+    def unsent(self) -> bytes:
+        """What ``feed`` had taken and not passed on when it last returned, as it may still be sent."""
+        return b""
+
+    @property
     @abstractmethod
     def cuttable(self) -> bool:
         """Whether ``cut`` would end the answer well, given a fallback for one that has not begun."""

@@ -53,6 +53,7 @@ class EventEditor(Editor):
         """The texts that were stopped by us."""
         self._held: list[_Held] = []
         self._finished = False
+        self._unsent = b""
 
     def feed(self, chunk: bytes, *, end: bool = False) -> Edit:
         """See `Editor`."""
@@ -66,6 +67,7 @@ class EventEditor(Editor):
         passed = self._take_all(events)
         if end:
             passed += self._release()
+        self._unsent = b"".join([held.raw for held in self._held]) + self._reader.rest
         return Edit(passed, finished=self._finished)
 
     def cut(self, ending: Ending) -> Edit | None:
@@ -77,6 +79,11 @@ class EventEditor(Editor):
                 return self._finish(ending.fallback) if ending.fallback else None
             self._held.append(_Held(self._dialect.end(ending)))
         return self._finish(self._release())
+
+    @property
+    def unsent(self) -> bytes:
+        """See `Editor`."""
+        return self._unsent
 
     @property
     def cuttable(self) -> bool:

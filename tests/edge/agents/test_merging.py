@@ -10,7 +10,7 @@ import pytest
 
 from extproc.core.outcomes import Outcome
 from extproc.edge import sharing
-from extproc.edge.exchange import Editor, Exchange, Judgement, State
+from extproc.edge.exchange import Editor, Exchange, Judgement, State, Unedited
 from extproc.edge.messages import Answer, Event, Extend, Forward, Phase
 
 JSON = {":status": "200", "content-type": "application/json"}
@@ -198,8 +198,10 @@ def test_where_the_leader_comes_to_nothing_the_first_follower_leads(
 
 def test_an_answer_that_we_cut_is_not_shared(house: AgentHouse) -> None:
     class Cut:
+        unsent = b""
+
         def feed(self, chunk: bytes, *, end: bool = False) -> Any:
-            return sharing._Untouched(b"sorry", True)
+            return Unedited(b"sorry", True)
 
     leader, follower = house.ask(run_id="r"), house.ask(run_id="r")
     event = Event(Phase.RESPONSE_HEADERS, headers=SSE)
@@ -216,8 +218,10 @@ def test_an_answer_that_a_task_ended_early_is_shared_when_its_record_comes(
     house: AgentHouse,
 ) -> None:
     class Early:
+        unsent = b""
+
         def feed(self, chunk: bytes, *, end: bool = False) -> Any:
-            return sharing._Untouched(chunk, True)
+            return Unedited(chunk, True)
 
     leader, follower = house.ask(run_id="r"), house.ask(run_id="r")
     event = Event(Phase.RESPONSE_HEADERS, headers=JSON)

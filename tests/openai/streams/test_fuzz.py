@@ -181,6 +181,22 @@ def test_fuzz_what_nothing_changes_passes_byte_for_byte(
     assert edited(editor, cut(stream, places)) == (stream, False)
 
 
+@given(st.data(), ENDPOINTS, PLACES, st.booleans())
+def test_fuzz_what_is_not_passed_on_yet_is_at_hand(
+    data: st.DataObject, endpoint: Endpoint, places: list[int], stop: bool
+) -> None:
+    stream = data.draw(st.binary() | streams(endpoint, ODD_FRAMES))
+    rules = EarlyStop(stop=("never this", "x y")) if stop else EarlyStop()
+    editor = open_editor(Asked(endpoint), content_type="text/event-stream", early_stop=rules)
+    taken = passed = b""
+    for part in cut(stream, places):
+        edit = editor.feed(part)
+        taken, passed = taken + part, passed + edit.data
+        if edit.finished:
+            return
+        assert passed + editor.unsent == taken
+
+
 @given(st.data(), ENDPOINTS, EARLY_STOPS, PLACES, st.integers(1, 3), st.booleans(), st.booleans())
 def test_fuzz_what_is_stopped_ends_well_however_it_is_cut(
     data: st.DataObject,

@@ -189,3 +189,10 @@ def test_what_of_a_call_matters_for_its_answer() -> None:
         CHAT, choices=1, include_usage=True, structured=True, prompt_tokens=asked.prompt_tokens
     )
     assert 1000 < asked.prompt_tokens < 1100
+
+
+def test_what_is_only_read_is_never_held_back(editor: Make) -> None:
+    reading = editor(CHAT, content_type="application/json")
+    reading.feed(b"{")
+
+    assert reading.unsent == b""
