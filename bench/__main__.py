@@ -35,7 +35,7 @@ def main(
     A missed bar is said and is no failure. Other work on the machine shows in the figures.
     """
     console = Console(highlight=False)
-    _allow_many_connections()
+    allow_many_connections()
     with (
         tempfile.TemporaryDirectory(prefix="tidegate-bench-") as directory,
         asyncio.Runner(loop_factory=precise_loop) as runner,
@@ -64,7 +64,7 @@ async def _run(
             return await run(stand, bench, QUICK if quick else FULL, status.update)
 
 
-def _allow_many_connections() -> None:
+def allow_many_connections() -> None:
     """Lift the soft limit: open loop means a connection for each answer that is outstanding."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import TypeVar
@@ -89,7 +89,7 @@ class Bench:
         """Return the answers per second that a closed loop gets."""
         async with self._client(gateway) as client:
             await client.connect(concurrency)
-            load = self._mix(client, tenant)
+            load = self._mix(client, gateway, tenant)
             rate = await load.saturate(concurrency, seconds)
         self._check(gateway, tenant, load)
         return rate
@@ -104,15 +104,15 @@ class Bench:
     async def _sent(self, gateway: Gateway, tenant: str, rate: float, seconds: float) -> Load:
         async with self._client(gateway) as client:
             await client.connect(_CONNECTIONS)
-            load = self._mix(client, tenant)
+            load = self._mix(client, gateway, tenant)
             await load.run(poisson(rate, seconds, self._rng), patience=PATIENCE)
         return load
 
     def _client(self, gateway: Gateway) -> Client:
         return Client(gateway.url, clock=self.clock)
 
-    def _mix(self, client: Client, tenant: str) -> Load:
-        headers = ((TENANT_HEADER, tenant),)
+    def _mix(self, client: Client, gateway: Gateway, tenant: str) -> Load:
+        headers = ((TENANT_HEADER, tenant), *gateway.headers)
         traffic = Traffic(tenant, lambda _: self._body, headers)
         return Load(client, [traffic], self._rng)
 
@@ -143,6 +143,23 @@ def chat_body(length: int) -> bytes:
         return json.dumps(request).encode()
 
     return body(("word " * length)[: length - len(body(""))])
+
+
+def cpu_of_all(pids: Iterable[int]) -> float:
+    """Return the CPU seconds that processes and their children have used."""
+    return sum(cpu_seconds(each) for each in _with_children(pids))
+
+
+def memory_of_all(pids: Iterable[int]) -> float:
+    """Return the resident MiB of processes and their children."""
+    return sum(each.memory_info().rss for each in _with_children(pids)) / (1 << 20)
+
+
+def _with_children(pids: Iterable[int]) -> Iterator[psutil.Process]:
+    for pid in pids:
+        process = psutil.Process(pid)
+        yield process
+        yield from process.children(recursive=True)
 
 
 def cpu_seconds(process: psutil.Process) -> float:

@@ -1,14 +1,15 @@
 """The floor: the least that an external processor in grpc.aio can do. ``python -m bench.noop``.
 
-It parses each message with upb and writes a reply that was built before, so what it costs is
-grpc.aio, uvloop and protobuf alone. Server, options, health and access log are Tidegate's own;
+It parses each message and writes a reply that was built before, so what it costs is grpc.aio, uvloop
+and protobuf alone: upb, or with ``--betterproto`` envoy-data-plane's classes. Server, options, health and access log are Tidegate's own;
 what Envoy is told differs in nothing that would cost Envoy or the connection less.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
+import argparse
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -71,12 +72,47 @@ def _set_metadata(response: Any, metadata: Mapping[str, str]) -> None:
         fields[name].string_value = value
 
 
-def handlers(replies: Mapping[str, bytes]) -> tuple[grpc.GenericRpcHandler, ...]:
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """What reads messages.
+
+    Attributes:
+        parse: bytes of a ``ProcessingRequest`` to a message.
+        kind: which of its messages a ``ProcessingRequest`` carries.
+        parse_log: bytes of a ``StreamAccessLogsMessage`` to a message.
+    """
+
+    parse: Callable[[bytes], Any]
+    kind: Callable[[Any], str]
+    parse_log: Callable[[bytes], Any]
+
+
+UPB = Codec(
+    wire.parse,
+    lambda message: str(message.WhichOneof("request")),
+    als_pb2.StreamAccessLogsMessage.FromString,
+)
+
+
+def betterproto() -> Codec:
+    """Return envoy-data-plane's codec; importing it takes a second."""
+    from betterproto2 import which_one_of
+    from envoy_data_plane.envoy.service.accesslog.v3 import StreamAccessLogsMessage
+    from envoy_data_plane.envoy.service.ext_proc.v3 import ProcessingRequest
+
+    return Codec(
+        ProcessingRequest.parse,
+        lambda message: which_one_of(message, "request")[0],
+        StreamAccessLogsMessage.parse,
+    )
+
+
+def handlers(replies: Mapping[str, bytes], codec: Codec) -> tuple[grpc.GenericRpcHandler, ...]:
     """Return the handlers of both services."""
 
     async def process(_requests: object, context: aio.ServicerContext[Any, bytes]) -> None:
         while (message := await context.read()) is not aio.EOF:
-            await context.write(replies[message.WhichOneof("request")])
+            await context.write(replies[codec.kind(message)])
 
     async def log(_requests: object, context: aio.ServicerContext[Any, bytes]) -> bytes:
         while await context.read() is not aio.EOF:
@@ -84,11 +120,11 @@ def handlers(replies: Mapping[str, bytes]) -> tuple[grpc.GenericRpcHandler, ...]
         return b""
 
     stream: grpc.RpcMethodHandler[Any, bytes] = grpc.stream_stream_rpc_method_handler(
-        process, request_deserializer=wire.parse, response_serializer=None
+        process, request_deserializer=codec.parse, response_serializer=None
     )
     entries: grpc.RpcMethodHandler[Any, bytes] = grpc.stream_unary_rpc_method_handler(
         log,
-        request_deserializer=als_pb2.StreamAccessLogsMessage.FromString,
+        request_deserializer=codec.parse_log,
         response_serializer=None,
     )
     return (
@@ -97,13 +133,24 @@ def handlers(replies: Mapping[str, bytes]) -> tuple[grpc.GenericRpcHandler, ...]
     )
 
 
-async def serve(address: str, replies: Mapping[str, bytes]) -> None:
+async def serve(address: str, replies: Mapping[str, bytes], codec: Codec) -> None:
     """Serve until cancelled."""
-    grpc_server, health = server.build(handlers(replies), address, max_body=32 << 20)
+    grpc_server, health = server.build(handlers(replies, codec), address, max_body=32 << 20)
     await grpc_server.start()
     await health.set("", health_pb2.HealthCheckResponse.SERVING)
     await grpc_server.wait_for_termination()
 
 
+def main() -> None:
+    """Serve as the command line says."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("address")
+    options.add_argument("replies", choices=("admit", "shed"))
+    options.add_argument("--betterproto", action="store_true")
+    chosen = options.parse_args()
+    replies = {"admit": admitting, "shed": shedding}[chosen.replies]()
+    uvloop.run(serve(chosen.address, replies, betterproto() if chosen.betterproto else UPB))
+
+
 if __name__ == "__main__":
-    uvloop.run(serve(sys.argv[1], {"admit": admitting, "shed": shedding}[sys.argv[2]]()))
+    main()

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import aiohttp
 import yaml
@@ -36,7 +36,9 @@ ADMITTED = "pay"
 SHED = "marketing"
 TASK_EDITED = "edited"
 """A task whose streams come through the processor."""
-START_SECONDS = 30.0
+START_SECONDS = 60.0
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+"""The one in C is ten times as fast, where there are many tenants."""
 
 Edit = Callable[[dict[str, Any]], None]
 """Changes a connection manager, as the bootstrap writes it, in place."""
@@ -58,11 +60,15 @@ class Gateway:
         url: where clients connect.
         processor: the process id of the processor; None for Envoy alone.
         answers: who answers each tenant.
+        processes: the process ids of everything between client and engine.
+        headers: what clients send beside who they are.
     """
 
     url: str
     processor: int | None
     answers: Mapping[str, Kind]
+    processes: tuple[int, ...] = ()
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,51 +99,94 @@ class Flooded:
     tidegate: Child
 
 
+class Builder:
+    """Starts gateways before one engine; an async context manager that ends all of them.
+
+    Args:
+        directory: for sockets, configurations and logs.
+        engine: the port of the engine that is started.
+        envoy_workers: worker threads of each Envoy.
+        engine_options: of `bench.upstream`.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        engine: int,
+        envoy_workers: int,
+        engine_options: tuple[str, ...] = (),
+    ) -> None:
+        self.directory = directory
+        self.engine = engine
+        self._envoy_workers = envoy_workers
+        self._engine_options = engine_options
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        await self._stack.__aenter__()
+        self.session = await self._stack.enter_async_context(aiohttp.ClientSession())
+        command = [sys.executable, "-m", "bench.upstream", str(self.engine), *self._engine_options]
+        await self.start("engine", command)
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._stack.__aexit__(*error)
+
+    async def start(self, name: str, command: Sequence[str]) -> Child:
+        """Start a process."""
+        return await self._stack.enter_async_context(child(name, command, self.directory))
+
+    async def gateway(
+        self,
+        name: str,
+        processor: Callable[[Path, Config], list[str]] | None,
+        answers: Mapping[str, Kind],
+        edit: Edit = unchanged,
+        more: Mapping[str, Any] | None = None,
+    ) -> Gateway:
+        """Start an Envoy, and its processor unless there is none; it serves when this returns.
+
+        Args:
+            name: of its files.
+            processor: its command, from a configuration's file and what is in it.
+            answers: who answers each tenant.
+            edit: what differs in the Envoy's configuration from what Tidegate generates.
+            more: keys of the configuration that replace those of `configuration`.
+
+        Raises:
+            EnvoyNotFoundError: Envoy is not installed.
+            NotReadyError: something could not start; its log in the directory says why.
+        """
+        text = configuration(self.directory / f"{name}.sock", self.engine, more)
+        config, file = parse(text), self.directory / f"{name}.tidegate.yaml"
+        file.write_text(text, encoding="utf-8")
+        started = [] if processor is None else [await self.start(name, processor(file, config))]
+        envoy_file = self.directory / f"{name}.envoy.yaml"
+        envoy_file.write_text(edited(bootstrap(config), edit), encoding="utf-8")
+        envoy = [str(find_envoy()), "-c", str(envoy_file), "--log-level", "warning"]
+        # Hot restart is about a shared id: several Envoys on one machine would collide.
+        options = ["--concurrency", str(self._envoy_workers), "--disable-hot-restart"]
+        started.append(await self.start(f"{name}.envoy", [*envoy, *options]))
+        pids = tuple(each.process.pid for each in started)
+        pid = None if processor is None else pids[0]
+        built = Gateway(f"http://{config.envoy.listener}", pid, answers, pids)
+        await until_serving(self.session, name, built)
+        return built
+
+
 @asynccontextmanager
 async def running(directory: Path, *, envoy_workers: int) -> AsyncIterator[Stand]:
-    """Run the whole stand; inside the block all of it is up.
-
-    Raises:
-        EnvoyNotFoundError: Envoy is not installed.
-        NotReadyError: something could not start; its log in the directory says why.
-    """
-    engine = free_port()
-    async with AsyncExitStack() as stack, aiohttp.ClientSession() as session:
-
-        async def start(name: str, command: list[str]) -> Child:
-            return await stack.enter_async_context(child(name, command, directory))
-
-        async def gateway(
-            name: str,
-            processor: Callable[[Path, Config], list[str]] | None,
-            answers: Mapping[str, Kind],
-            edit: Edit = unchanged,
-        ) -> Gateway:
-            text = configuration(directory / f"{name}.sock", engine)
-            config, file = parse(text), directory / f"{name}.tidegate.yaml"
-            file.write_text(text, encoding="utf-8")
-            started = None
-            if processor is not None:
-                started = await start(name, processor(file, config))
-            envoy_file = directory / f"{name}.envoy.yaml"
-            envoy_file.write_text(edited(bootstrap(config), edit), encoding="utf-8")
-            envoy = [str(find_envoy()), "-c", str(envoy_file), "--log-level", "warning"]
-            # Hot restart is about a shared id: several Envoys on one machine would collide.
-            options = ["--concurrency", str(envoy_workers), "--disable-hot-restart"]
-            await start(f"{name}.envoy", [*envoy, *options])
-            pid = None if started is None else started.process.pid
-            built = Gateway(f"http://{config.envoy.listener}", pid, answers)
-            await _until_serving(session, name, built)
-            return built
-
-        await start("engine", [sys.executable, "-m", "bench.upstream", str(engine)])
-        passed, answered = {ADMITTED: Kind.ENGINE}, {SHED: Kind.FALLBACK}
+    """Run the whole stand; inside the block all of it is up. Raises as `Builder.gateway`."""
+    passed, answered = {ADMITTED: Kind.ENGINE}, {SHED: Kind.FALLBACK}
+    async with Builder(directory, free_port(), envoy_workers) as build:
         yield Stand(
-            tidegate=await gateway("tidegate", _tidegate, {**passed, **answered}),
-            passing=await gateway("passing", _noop("admit"), passed),
-            answering=await gateway("answering", _noop("shed"), answered),
-            three_messages=await gateway("three_messages", _noop("admit"), passed, send_headers),
-            envoy_alone=await gateway("envoy_alone", None, passed, without_tidegate),
+            tidegate=await build.gateway("tidegate", serve, {**passed, **answered}),
+            passing=await build.gateway("passing", noop("admit"), passed),
+            answering=await build.gateway("answering", noop("shed"), answered),
+            three_messages=await build.gateway(
+                "three_messages", noop("admit"), passed, send_headers
+            ),
+            envoy_alone=await build.gateway("envoy_alone", None, passed, without_tidegate),
         )
 
 
@@ -155,18 +204,24 @@ async def flooded(directory: Path, *, valve: bool, envoy_workers: int) -> AsyncI
     options = ["--concurrency", str(envoy_workers), "--disable-hot-restart"]
     async with (
         child("engine", [sys.executable, "-m", "bench.upstream", str(engine)], directory),
-        child("tidegate", _tidegate(file, config), directory) as processor,
+        child("tidegate", serve(file, config), directory) as processor,
         child("envoy", [*envoy, *options], directory) as proxy,
         aiohttp.ClientSession() as session,
     ):
         url, pid = f"http://{config.envoy.listener}", processor.process.pid
         gateway = Gateway(url, pid, {ADMITTED: Kind.ENGINE, SHED: Kind.FALLBACK})
-        await _until_serving(session, "tidegate", gateway)
+        await until_serving(session, "tidegate", gateway)
         yield Flooded(gateway, proxy, processor)
 
 
-def configuration(socket: Path, engine: int) -> str:
-    """Return the text of a configuration in which `ADMITTED` is admitted and `SHED` is shed."""
+def configuration(socket: Path, engine: int, more: Mapping[str, Any] | None = None) -> str:
+    """Return the text of a configuration in which `ADMITTED` is admitted and `SHED` is shed.
+
+    Args:
+        socket: where the processor listens.
+        engine: the engine's port.
+        more: keys that replace those written here.
+    """
     http, control, listener = free_ports(3)
     settings = {
         "listen": {
@@ -191,7 +246,7 @@ def configuration(socket: Path, engine: int) -> str:
             }
         },
     }
-    return yaml.safe_dump(settings, sort_keys=False)
+    return yaml.dump(settings | dict(more or {}), Dumper=_DUMPER, sort_keys=False)
 
 
 def edited(text: str, edit: Edit) -> str:
@@ -215,35 +270,43 @@ def without_tidegate(manager: dict[str, Any]) -> None:
     manager.pop("access_log", None)
 
 
-def _tidegate(file: Path, _: Config) -> list[str]:
+def serve(file: Path, _: Config) -> list[str]:
+    """Return the command that runs Tidegate."""
     return [*tidegate(), "serve", "--config", str(file)]
 
 
-def _noop(replies: str) -> Callable[[Path, Config], list[str]]:
+def noop(*options: str) -> Callable[[Path, Config], list[str]]:
+    """Return what makes the command of a no-op processor with these options."""
+
     def command(_: Path, config: Config) -> list[str]:
-        return [sys.executable, "-m", "bench.noop", config.listen.processor, replies]
+        return [sys.executable, "-m", "bench.noop", config.listen.processor, *options]
 
     return command
 
 
-async def _until_serving(session: aiohttp.ClientSession, name: str, gateway: Gateway) -> None:
+async def until_serving(session: aiohttp.ClientSession, name: str, gateway: Gateway) -> None:
+    """Wait until a gateway answers as it should.
+
+    Raises:
+        NotReadyError: it does not.
+    """
     try:
         async with asyncio.timeout(START_SECONDS):
             for tenant, expected in gateway.answers.items():
                 while True:
-                    if await _answer(session, gateway.url, tenant) is expected:
+                    if await _answer(session, gateway, tenant) is expected:
                         break
                     await asyncio.sleep(0.1)
     except TimeoutError as error:
         raise NotReadyError(f"{name} does not serve {gateway.url} as it should") from error
 
 
-async def _answer(session: aiohttp.ClientSession, url: str, tenant: str) -> Kind:
+async def _answer(session: aiohttp.ClientSession, gateway: Gateway, tenant: str) -> Kind:
     request = {"model": "bench", "messages": [{"role": "user", "content": "ready?"}]}
-    headers = {TENANT_HEADER: tenant}
+    headers = {TENANT_HEADER: tenant, **dict(gateway.headers)}
     try:
         async with session.post(
-            f"{url}/v1/chat/completions", json=request, headers=headers
+            f"{gateway.url}/v1/chat/completions", json=request, headers=headers
         ) as response:
             return kind_of(Answer(response.status, await response.read(), 0.0, 0.0))
     except aiohttp.ClientError:

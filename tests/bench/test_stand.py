@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 import yaml
-from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingResponse
+from envoy.service.ext_proc.v3.external_processor_pb2 import (
+    ProcessingRequest,
+    ProcessingResponse,
+)
 
 from bench import noop, stand, upstream
 from extproc.config import parse
@@ -78,6 +81,14 @@ def test_metrics_page_is_as_long_as_a_real_one_and_says_nearly_full() -> None:
     assert 45_000 < len(text) < 60_000
     (reading,) = page.parse(text).values()
     assert (reading.kv_usage, reading.blocks, reading.block_size) == (0.9, 40_000, 16)
+
+
+def test_both_codecs_of_the_no_op_read_what_envoy_sends() -> None:
+    message = ProcessingRequest()
+    message.request_body.body = b"{}"
+    for codec in (noop.UPB, noop.betterproto()):
+        assert codec.kind(codec.parse(message.SerializeToString())) == "request_body"
+        codec.parse_log(b"")
 
 
 class Wire(asyncio.Transport):
