@@ -27,7 +27,14 @@ import typer
 from rich.console import Console
 
 from bench.__main__ import allow_many_connections
-from bench.measure import Bench, Latency, WrongAnswerError, cpu_of_all, memory_of_all
+from bench.measure import (
+    Bench,
+    Latency,
+    WrongAnswerError,
+    cpu_of_all,
+    latency_of,
+    memory_of_all,
+)
 from bench.peers import PEERS, NotInstalledError, Peer
 from bench.stand import (
     ADMITTED,
@@ -96,8 +103,9 @@ async def measure(bench: Bench, gateway: Gateway, extent: Extent, to: Measured) 
     await asyncio.sleep(extent.seconds)
     to.idle.append((cpu_of_all(pids) - before) / extent.seconds)
     before = cpu_of_all(pids)
-    to.latency.append(await bench.latency(gateway, ADMITTED, extent.rate, extent.seconds))
-    to.calm.append((cpu_of_all(pids) - before) / (extent.rate * extent.seconds))
+    tally = await bench.load(gateway, ADMITTED, extent.rate, extent.seconds)
+    to.calm.append((cpu_of_all(pids) - before) / tally.sent)
+    to.latency.append(latency_of(tally, Kind.ENGINE))
     await bench.saturation(gateway, ADMITTED, extent.width, 0.5)
     own = [] if gateway.processor is None else [gateway.processor]
     before, before_own = cpu_of_all(pids), cpu_of_all(own)

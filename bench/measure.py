@@ -65,15 +65,14 @@ class Bench:
 
     async def latency(self, gateway: Gateway, tenant: str, rate: float, seconds: float) -> Latency:
         """Return how long answers take at a rate."""
-        tally = await self._load(gateway, tenant, rate, seconds)
-        late = tally.lateness.percentiles(99)
-        return Latency(*tally.total[gateway.answers[tenant]].percentiles(50, 99, 100), *late)
+        tally = await self.load(gateway, tenant, rate, seconds)
+        return latency_of(tally, gateway.answers[tenant])
 
     async def cpu(self, gateway: Gateway, tenant: str, rate: float, seconds: float) -> float:
         """Return the CPU seconds per exchange of the whole processor, its idle work included."""
         process = psutil.Process(gateway.processor)
         before = cpu_seconds(process)
-        tally = await self._load(gateway, tenant, rate, seconds)
+        tally = await self.load(gateway, tenant, rate, seconds)
         return (cpu_seconds(process) - before) / tally.sent
 
     async def idle_cpu(self, gateway: Gateway, seconds: float) -> float:
@@ -98,7 +97,12 @@ class Bench:
         """Return what comes of calls at a rate, whoever answers them."""
         return (await self._sent(gateway, tenant, rate, seconds)).tallies[tenant]
 
-    async def _load(self, gateway: Gateway, tenant: str, rate: float, seconds: float) -> Tally:
+    async def load(self, gateway: Gateway, tenant: str, rate: float, seconds: float) -> Tally:
+        """Return what comes of calls at a rate, all of them answered as they should be.
+
+        Raises:
+            WrongAnswerError: some were not.
+        """
         return self._check(gateway, tenant, await self._sent(gateway, tenant, rate, seconds))
 
     async def _sent(self, gateway: Gateway, tenant: str, rate: float, seconds: float) -> Load:
@@ -122,6 +126,11 @@ class Bench:
         if tally.answers[expected] != tally.sent:
             raise WrongAnswerError(gateway, tally, expected)
         return tally
+
+
+def latency_of(tally: Tally, kind: Kind) -> Latency:
+    """Return how long answers of a kind took."""
+    return Latency(*tally.total[kind].percentiles(50, 99, 100), *tally.lateness.percentiles(99))
 
 
 async def in_turn(rounds: int, measures: Sequence[Callable[[], Awaitable[_T]]]) -> list[list[_T]]:

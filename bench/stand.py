@@ -142,7 +142,7 @@ class Builder:
         processor: Callable[[Path, Config], list[str]] | None,
         answers: Mapping[str, Kind],
         edit: Edit = unchanged,
-        more: Mapping[str, Any] | None = None,
+        more: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> Gateway:
         """Start an Envoy, and its processor unless there is none; it serves when this returns.
 
@@ -151,7 +151,7 @@ class Builder:
             processor: its command, from a configuration's file and what is in it.
             answers: who answers each tenant.
             edit: what differs in the Envoy's configuration from what Tidegate generates.
-            more: keys of the configuration that replace those of `configuration`.
+            more: see `configuration`.
 
         Raises:
             EnvoyNotFoundError: Envoy is not installed.
@@ -214,16 +214,18 @@ async def flooded(directory: Path, *, valve: bool, envoy_workers: int) -> AsyncI
         yield Flooded(gateway, proxy, processor)
 
 
-def configuration(socket: Path, engine: int, more: Mapping[str, Any] | None = None) -> str:
+def configuration(
+    socket: Path, engine: int, more: Mapping[str, Mapping[str, Any]] | None = None
+) -> str:
     """Return the text of a configuration in which `ADMITTED` is admitted and `SHED` is shed.
 
     Args:
         socket: where the processor listens.
         engine: the engine's port.
-        more: keys that replace those written here.
+        more: what replaces keys written here, or in a section of these.
     """
     http, control, listener = free_ports(3)
-    settings = {
+    settings: dict[str, dict[str, Any]] = {
         "listen": {
             "processor": f"unix://{socket}",
             "http": f"127.0.0.1:{http}",
@@ -246,7 +248,9 @@ def configuration(socket: Path, engine: int, more: Mapping[str, Any] | None = No
             }
         },
     }
-    return yaml.dump(settings | dict(more or {}), Dumper=_DUMPER, sort_keys=False)
+    for section, keys in (more or {}).items():
+        settings[section] = {**settings.get(section, {}), **keys}
+    return yaml.dump(settings, Dumper=_DUMPER, sort_keys=False)
 
 
 def edited(text: str, edit: Edit) -> str:
