@@ -54,11 +54,14 @@ CALLING = 2_000
 """Of the tenants, how many call."""
 QUEUED, QUEUED_BYTES = 1_000, 32 << 10
 _ROOMY = ("--used", "0.1", "--blocks", "40000000")
-_PATIENT = {
-    "P0": {"strict": True, "free_watermark": {"close": 0.03, "open": 0.05}, "max_wait": 10.0},
-    "P2": {"free_watermark": {"close": 0.15, "open": 0.20}},
+_PATIENT: dict[str, dict[str, Any]] = {
+    "classes": {
+        "P0": {"strict": True, "free_watermark": {"close": 0.03, "open": 0.05}, "max_wait": 3000.0},
+        "P2": {"free_watermark": {"close": 0.15, "open": 0.20}},
+    },
+    "envoy": {"message_timeout": 3600.0},
 }
-"""Classes of which the first waits long, and for long prompts, too."""
+"""The first class waits, for long prompts too, however long a queue that does not move may promise."""
 _PASSED = {ADMITTED: Kind.ENGINE}
 _KIB = 1 / 1024
 
@@ -296,8 +299,7 @@ async def _called_by(gateway: Gateway, names: Sequence[str], seconds: float) -> 
 async def _queue(directory: Path) -> str:
     rows = []
     async with Builder(directory, free_port(), 2, ("--used", "1.0")) as build:
-        answers = {SHED: Kind.FALLBACK}
-        gateway = await build.gateway("tidegate", serve, answers, more={"classes": _PATIENT})
+        gateway = await build.gateway("tidegate", serve, {SHED: Kind.FALLBACK}, more=_PATIENT)
         process, ended = _processor(gateway), list[Answer]()
         await _bench().latency(gateway, SHED, RATE, 2.0)
         before, body = _rss(process), chat_body(QUEUED_BYTES)

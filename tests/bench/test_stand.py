@@ -91,6 +91,21 @@ def test_both_codecs_of_the_no_op_read_what_envoy_sends() -> None:
         codec.parse_log(b"")
 
 
+def test_more_replaces_keys_of_a_section() -> None:
+    more = {"tenants": {"pay": {"class": "P1"}}}
+    config = parse(stand.configuration(Path("/run/x.sock"), engine=8000, more=more))
+    assert {name: each.class_ for name, each in config.tenants.items()} == {
+        "pay": "P1",
+        "marketing": "P2",
+    }
+
+
+def test_an_engine_says_of_itself_what_it_is_told() -> None:
+    settings = upstream.Settings(used=0.25, blocks=7)
+    (reading,) = page.parse(upstream.metrics_page(settings).encode()).values()
+    assert (reading.kv_usage, reading.blocks) == (0.25, 7)
+
+
 class Wire(asyncio.Transport):
     """Keeps what is written."""
 
