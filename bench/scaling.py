@@ -196,7 +196,7 @@ def _refuse_ended(ended: Sequence[Answer]) -> None:
 
 
 async def _endpoints(directory: Path, rounds: int, seconds: float) -> str:
-    bench, rows, memory = _bench(), [], {}
+    bench, rows, memory, idle_of_one = _bench(), [], {}, 0.0
     ports = free_ports(max(count for count, _ in ENDPOINTS) + 1)
     async with Builder(directory, ports[0], 2) as build:
         for position, (count, interval) in enumerate(ENDPOINTS):
@@ -221,12 +221,15 @@ async def _endpoints(directory: Path, rounds: int, seconds: float) -> str:
                         busy += call
                         p50.append(latency)
                     memory[count, interval] = _rss(process)
+            idle_of_one = idle if count == 1 else idle_of_one
             grown = memory[count, interval] - memory[ENDPOINTS[0]]
             rows.append(
                 [
                     f"{count}, every {interval:g} s",
                     short(idle / rounds * 1e3),
-                    short(idle / rounds / count * interval * 1e6),
+                    short((idle - idle_of_one) / rounds / (count - 1) * interval * 1e6)
+                    if count > 1
+                    else "",
                     short((busy - idle / RATE) / rounds * 1e6),
                     short(statistics.median(p50) * 1e3),
                     short(memory[count, interval] / 1024),
@@ -234,7 +237,7 @@ async def _endpoints(directory: Path, rounds: int, seconds: float) -> str:
                 ]
             )
     headings = (
-        "endpoints, scraped", "idle CPU ms/s", "CPU µs a scrape", "CPU µs a call beside it", "p50 ms",
+        "endpoints, scraped", "idle CPU ms/s", "CPU µs a scrape more", "CPU µs a call beside it", "p50 ms",
         "RSS MiB", "KiB each",
     )  # fmt: skip
     return table(headings, rows)
