@@ -230,6 +230,7 @@ def configuration(
             "processor": f"unix://{socket}",
             "http": f"127.0.0.1:{http}",
             "control": f"127.0.0.1:{control}",
+            "withdraw": 0,
         },
         "envoy": {
             "listener": f"127.0.0.1:{listener}",

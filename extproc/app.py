@@ -81,8 +81,8 @@ log = logging.getLogger(__name__)
 
 DRAIN_SECONDS = 30.0
 """How long running exchanges may go on after a stop was asked for."""
-LAST_RECORDS_SECONDS = 0.5
-"""How long Envoy may take to log the end of the last of them."""
+LAST_RECORDS_SECONDS = 2.0
+"""How long Envoy, or the Tidegate that it logs to, may take to tell the end of the last of them."""
 
 
 class EngineBooks:
@@ -401,7 +401,8 @@ async def serve(
             if control is not None:
                 control.drain()
             log.info("draining", extra={"streams": tidegate.processor.streams})
-            await _drain(tidegate.processor, grpc_server)
+            await asyncio.sleep(listen.withdraw)
+            await _drain(tidegate, grpc_server)
             if tidegate.forwarder is not None:
                 with contextlib.suppress(LinkDownError):
                     await tidegate.forwarder.exchange()
@@ -437,13 +438,19 @@ async def _record(
         await recorder.run()
 
 
-async def _drain(processor: Processor, grpc_server: aio.Server) -> None:
-    """Let running exchanges end; Envoy's access-log stream, which never ends, is not waited for."""
+async def _drain(tidegate: Tidegate, grpc_server: aio.Server) -> None:
+    """Let running exchanges end, and hear how.
+
+    Envoy's access-log stream, which never ends, is not waited for. It may tell another Tidegate of the
+    last ends, which hands them over.
+    """
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(grpc_server.stop(DRAIN_SECONDS))  # from here on nothing new comes
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(processor.idle(), DRAIN_SECONDS)
-            await grpc_server.stop(LAST_RECORDS_SECONDS)
+            await asyncio.wait_for(tidegate.processor.idle(), DRAIN_SECONDS)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(tidegate.endings.all_told(), LAST_RECORDS_SECONDS)
+        await grpc_server.stop(0)
 
 
 @contextlib.asynccontextmanager

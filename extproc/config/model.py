@@ -55,12 +55,15 @@ class Listen(_Model):
 
     With ``workers``, each has an address of its own for Envoy, which spreads calls over them: sockets
     ``NAME-2.sock`` and so on beside that of ``processor``, or the ports that follow its port.
+    Told to stop, it says so to Envoy's health checks and goes on to take new calls for ``withdraw``
+    seconds, in which Envoys leave it for others.
     """
 
     processor: Address = "127.0.0.1:9002"
     workers: int = Field(default=1, ge=1, le=64)
     http: Address = "127.0.0.1:9090"
     control: Address = "127.0.0.1:9091"
+    withdraw: Annotated[Seconds, Field(le=60)] = 2.0
 
 
 class MetadataSource(_Model):

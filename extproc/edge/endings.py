@@ -118,6 +118,11 @@ class Endings:
             record = _completed(record, known)
         self._tell_once(record)
 
+    async def all_told(self) -> None:
+        """Wait until no end is expected any more; for the end of the process."""
+        while self._open:  # noqa: ASYNC110 (an event would cost every call, for the last ones' sake)
+            await asyncio.sleep(0.01)
+
     async def run(self) -> None:
         """Tell what the access log does not, until cancelled."""
         while True:

@@ -150,6 +150,7 @@ def make_plan(
         "http": f"127.0.0.1:{http}",
         "control": f"127.0.0.1:{control}",
         "workers": workers or settings.get("listen", {}).get("workers", 1),
+        "withdraw": 0,  # there is nobody else for Envoy to go to
     }
     settings["control"] = {
         "tokens": str(directory / "control-tokens.yaml"),

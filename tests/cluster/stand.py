@@ -223,6 +223,7 @@ async def cluster(
     database: str | None = None,
     engine_options: Sequence[str] = (),
     envoy_options: Sequence[str] = (),
+    withdraw: float = 0,
 ) -> AsyncIterator[Cluster]:
     """Run a cluster.
 
@@ -235,6 +236,7 @@ async def cluster(
         redis: whether there is one.
         database: the ledger's URL; SQLite if there is none.
         engine_options, envoy_options: of their commands.
+        withdraw: how long a Tidegate takes new calls that was told to stop.
     """
     async with AsyncExitStack() as stack:
         timeout = aiohttp.ClientTimeout(total=60)
@@ -254,7 +256,8 @@ async def cluster(
         shared = _shared(made, more, redis, database)
         for number, address in enumerate(sockets, start=1):
             http_port, control_port = next(ports), next(ports)
-            _add_tidegate(made, shared, number, address, http_port, control_port, workers)
+            listen = {"processor": address, "workers": workers, "withdraw": withdraw}
+            _add_tidegate(made, shared, number, listen, http_port, control_port)
         for number in range(1, envoys + 1):
             asked = (sockets[number - 1], workers) if apart else (sockets[0], tidegates)
             if not apart and workers > 1:
@@ -317,20 +320,14 @@ def _add_tidegate(
     made: Cluster,
     shared: dict[str, Any],
     number: int,
-    address: str,
+    listen: dict[str, Any],
     http: int,
     control: int,
-    workers: int,
 ) -> None:
     name, directory = f"tidegate-{number}", made.directory
     settings = {
         **shared,
-        "listen": {
-            "processor": address,
-            "http": f"127.0.0.1:{http}",
-            "control": f"127.0.0.1:{control}",
-            "workers": workers,
-        },
+        "listen": {**listen, "http": f"127.0.0.1:{http}", "control": f"127.0.0.1:{control}"},
         "control": {
             "tokens": str(directory / "tokens.yaml"),
             "directory": str(directory / f"control-{number}"),

@@ -218,6 +218,18 @@ async def test_it_runs_until_cancelled() -> None:
     assert task.cancelled()
 
 
+async def test_who_waits_for_the_last_end_waits_no_longer() -> None:
+    at = Desk()
+    async with asyncio.timeout(5):
+        await at.endings.all_told()
+        at.endings.admitted(decided("x1"))
+        waiting = asyncio.create_task(at.endings.all_told())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        at.endings.logged(logged("x1"))
+        await waiting
+
+
 STEPS = st.tuples(st.sampled_from(["released", "logged", "wait"]), st.sampled_from(["a", "b"]))
 
 
