@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: audit docs run load drill test test-fast test-vllm fuzz bench protos lint format clean
+.PHONY: audit docs run load drill test test-fast test-vllm soak fuzz bench protos lint format clean
 
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -30,6 +30,9 @@ test-fast: $(INSTALLED)  ## the tests that start no other program
 test-vllm: $(INSTALLED)  ## the tests against two real vLLM servers; builds .vllm (2.2 GB) the first time
 	$(BIN)/python -m tests.vllm.environment
 	$(BIN)/python -m pytest tests/vllm -m vllm
+
+soak: $(INSTALLED)  ## twenty minutes of troubles under load: does anything stay behind? ARGS='--seconds 120'
+	$(BIN)/python -m tests.cluster.soak $(ARGS)
 
 fuzz: $(INSTALLED)  ## the fuzz tests with 200 times as many examples (up to an hour); ARGS='-k streams'
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -k 'fuzz or any_order or any_kind' -m 'not e2e and not vllm' $(ARGS)

@@ -1,6 +1,6 @@
 """Several Tidegates, Envoys and engines with one Redis and one ledger: all of them processes to be killed.
 
-Used by tests, and by `python -m tests.cluster.soak` and `python -m tests.cluster.cores`.
+Used by tests, and by `python -m tests.cluster.soak`.
 """
 
 from __future__ import annotations
