@@ -9,6 +9,7 @@ import random
 import resource
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +18,7 @@ from rich.console import Console
 
 from bench import report
 from bench.measure import Bench
-from bench.runs import FULL, QUICK, Results, run
+from bench.runs import FULL, QUICK, Extent, Results, run
 from bench.stand import running
 from extproc.sim.loadgen.precise_loop import precise_loop
 
@@ -27,6 +28,13 @@ def main(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="write the results here", dir_okay=False)
     ] = None,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="the tables of docs/benchmarks.md")
+    ] = False,
+    rounds: Annotated[int | None, typer.Option(min=1, help="instead of 5")] = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=1, help="of each measurement, instead of 8")
+    ] = None,
     envoy_workers: Annotated[int, typer.Option(min=1, help="worker threads of each Envoy")] = 2,
     seed: Annotated[int, typer.Option(help="of the times at which requests are sent")] = 1,
 ) -> None:
@@ -34,17 +42,22 @@ def main(
 
     A missed bar is said and is no failure. Other work on the machine shows in the figures.
     """
-    console = Console(highlight=False)
+    console = Console(highlight=False, stderr=as_markdown)
+    extent = QUICK if quick else FULL
+    extent = replace(extent, rounds=rounds or extent.rounds, seconds=seconds or extent.seconds)
     allow_many_connections()
     with (
         tempfile.TemporaryDirectory(prefix="tidegate-bench-") as directory,
         asyncio.Runner(loop_factory=precise_loop) as runner,
     ):
         results = runner.run(
-            _run(console, Path(directory), quick=quick, envoy_workers=envoy_workers, seed=seed)
+            _run(console, Path(directory), extent, envoy_workers=envoy_workers, seed=seed)
         )
-    console.print(report.rates(results))
-    console.print(report.figures(results))
+    if as_markdown:
+        typer.echo(report.markdown(results))
+    else:
+        console.print(report.rates(results))
+        console.print(report.figures(results))
     for line in report.missed(results) or ["every bar is kept"]:
         console.print(line, markup=False)
     if json_file is not None:
@@ -52,7 +65,7 @@ def main(
 
 
 async def _run(
-    console: Console, directory: Path, *, quick: bool, envoy_workers: int, seed: int
+    console: Console, directory: Path, extent: Extent, *, envoy_workers: int, seed: int
 ) -> Results:
     rng = random.Random(seed)  # noqa: S311 (when requests are sent, no secrets)
     bench = Bench(time.monotonic, rng)
@@ -61,7 +74,7 @@ async def _run(
             # A collection of everything that was ever imported would look like a slow answer.
             gc.collect()
             gc.freeze()
-            return await run(stand, bench, QUICK if quick else FULL, status.update)
+            return await run(stand, bench, extent, status.update)
 
 
 def allow_many_connections() -> None:

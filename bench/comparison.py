@@ -36,6 +36,7 @@ from bench.measure import (
     memory_of_all,
 )
 from bench.peers import PEERS, NotInstalledError, Peer
+from bench.report import machine
 from bench.stand import (
     ADMITTED,
     Builder,
@@ -187,7 +188,7 @@ def report(results: Mapping[str, Measured], absent: Mapping[str, str], extent: E
     rounds = "1 round" if extent.rounds == 1 else f"{extent.rounds} rounds"
     return "\n\n".join(
         [
-            measured_on(),
+            measured_on(machine()),
             f"At {extent.rate:g} calls/s, open loop; median of {rounds} (lowest–highest):",
             table(CALM_HEADINGS, calm),
             f"As fast as it goes, {extent.width} at once:",

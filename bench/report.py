@@ -12,6 +12,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from bench import tables
 from bench.figures import Against, Bar, Figure
 from bench.measure import Latency
 from bench.runs import Results
@@ -59,6 +60,47 @@ def rates(results: Results) -> Table:
         ]
         table.add_row(f"{row.rate:g}", *cells, _milliseconds(row.latency, "late"))
     return table
+
+
+def markdown(results: Results) -> str:
+    """Return both tables in Markdown, as `docs/benchmarks.md` holds them."""
+    rows = []
+    for figure in results.figures:
+        low, high = figure.spread
+        rows.append(
+            [
+                figure.name,
+                f"{_short(figure.value)} {figure.unit}",
+                f"{_short(low)}–{_short(high)}",
+                "" if figure.floor is None else f"{_short(figure.floor)} ({figure.floor_name})",
+                _over_floor(figure),
+                _bar(figure.bar, figure.unit),
+                {True: "yes", False: "no", None: ""}[figure.met],
+            ]
+        )
+    fallbacks = [
+        [
+            f"{row.rate:g}",
+            *(
+                _milliseconds(latency, name)
+                for name in ("p50", "p99", "worst")
+                for latency in (row.latency, row.floor)
+            ),
+            _milliseconds(row.latency, "late"),
+        ]
+        for row in results.rows
+    ]
+    return "\n\n".join(
+        [
+            tables.measured_on(machine()),
+            tables.table(("figure", "median", "rounds", "floor", "over it", "bar", "met"), rows),
+            "Fallbacks, open loop, ms from when a request was due, each beside the no-op's:",
+            tables.table(
+                ("a second", "p50", "no-op", "p99", "no-op", "worst", "no-op", "sent late, p99"),
+                fallbacks,
+            ),
+        ]
+    )
 
 
 def missed(results: Results) -> list[str]:

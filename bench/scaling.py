@@ -37,6 +37,7 @@ from bench.measure import (
     cpu_seconds,
     latency_of,
 )
+from bench.report import machine
 from bench.stand import ADMITTED, SHED, TENANT_HEADER, Builder, Gateway, serve
 from bench.tables import measured_on, short, table
 from extproc.sim.loadgen.http_client import Answer, Client
@@ -121,7 +122,7 @@ def _print(measure: Callable[[Path], Awaitable[str]]) -> None:
         asyncio.Runner(loop_factory=precise_loop) as runner,
     ):
         found = runner.run(text(Path(directory)))
-    typer.echo(f"{measured_on()}\n\n{found}")
+    typer.echo(f"{measured_on(machine())}\n\n{found}")
 
 
 def _bench() -> Bench:

