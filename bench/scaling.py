@@ -163,12 +163,17 @@ async def _streams(directory: Path, rounds: int, seconds: float) -> str:
     return table(headings, rows)
 
 
-async def _cost(bench: Bench, gateway: Gateway, seconds: float) -> tuple[float, float]:
-    """Return the processor's CPU seconds of a call, and the p50 of answers."""
+async def _cost(
+    bench: Bench, gateway: Gateway, seconds: float, idle: float = 0.0
+) -> tuple[float, float]:
+    """Return the processor's CPU seconds of a call, and the p50 of answers.
+
+    ``idle`` are the CPU seconds that it takes each second anyway.
+    """
     process = _processor(gateway)
-    before = cpu_seconds(process)
+    before, began = cpu_seconds(process), time.monotonic()
     tally = await bench.load(gateway, ADMITTED, RATE, seconds)
-    spent = cpu_seconds(process) - before
+    spent = cpu_seconds(process) - before - idle * (time.monotonic() - began)
     return spent / tally.sent, latency_of(tally, Kind.ENGINE).p50
 
 
@@ -217,8 +222,9 @@ async def _endpoints(directory: Path, rounds: int, seconds: float) -> str:
                     await bench.latency(gateway, ADMITTED, RATE, 2.0)
                     idle, busy, p50 = 0.0, 0.0, []
                     for _ in range(rounds):
-                        idle += await bench.idle_cpu(gateway, seconds)
-                        call, latency = await _cost(bench, gateway, seconds)
+                        alone = await bench.idle_cpu(gateway, seconds)
+                        call, latency = await _cost(bench, gateway, seconds, alone)
+                        idle += alone
                         busy += call
                         p50.append(latency)
                     memory[count, interval] = _rss(process)
@@ -231,7 +237,7 @@ async def _endpoints(directory: Path, rounds: int, seconds: float) -> str:
                     short((idle - idle_of_one) / rounds / (count - 1) * interval * 1e6)
                     if count > 1
                     else "",
-                    short((busy - idle / RATE) / rounds * 1e6),
+                    short(busy / rounds * 1e6),
                     short(statistics.median(p50) * 1e3),
                     short(memory[count, interval] / 1024),
                     short(grown / (count - 1)) if count > 16 else "",
