@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -129,3 +131,42 @@ async def test_a_ticket_is_served_before_newer_arrivals_and_counts_once(stand: A
     assert [
         name for each in await stand.received() for name in each.headers if "tidegate" in name
     ] == []
+
+
+@pytest.mark.parametrize("chunked", [False, True], ids=["sized", "chunked"])
+@pytest.mark.parametrize("second", [False, True], ids=["http1", "http2"])
+async def test_a_body_over_1_mb_waits_and_reaches_the_engine_once_and_whole(
+    stand: Any, second: bool, chunked: bool
+) -> None:
+    """Envoy is known to tell the end of such a body twice; its reply must not lead past the queue."""
+    # Nothing has to be changed in it. What fills it up is no prompt: P1 has no room for one so long.
+    call = {**CHAT, "priority": 0, "metadata": {"note": "x" * (3 << 20 >> 1)}}
+    body = json.dumps(call).encode()
+
+    async def parts() -> AsyncIterator[bytes]:
+        for start in range(0, len(body), 61_007):
+            yield body[start : start + 61_007]
+
+    async with (
+        httpx.AsyncClient(http1=not second, http2=second, timeout=30) as client,
+        long_call(stand) as running,
+        asyncio.TaskGroup() as tasks,
+    ):
+        long = tasks.create_task(
+            client.post(
+                stand.url + "/v1/chat/completions",
+                content=parts() if chunked else body,
+                headers={"content-type": "application/json", "x-tenant-id": "service"},
+            )
+        )
+        await waits(stand, "P1", 1)
+        assert len(await stand.received()) == 1, "the call that runs, and nothing led past the queue"
+        await running.aclose()
+
+    assert long.result().headers["x-tidegate-verdict"] == "admit"
+    _, received = await stand.received()
+    assert (received.length, received.sha256) == (len(body), hashlib.sha256(body).hexdigest())
+    assert received.headers["content-length"] == str(len(body))
+    seen = await stand.metrics()
+    assert stand.grown(seen, "decisions_total", class_="P1") == 2
+    assert seen.of("queue_depth", pool="*", class_="P1") == 0
