@@ -384,6 +384,7 @@ async def open_stand(
             with contextlib.suppress(httpx.TransportError):  # a test has killed it
                 page = (await stand.http.get(stand.plan.metrics_url)).content
                 (Path(short) / "metrics.txt").write_bytes(page)
+                assert Samples(page.decode()).sum("faults_total") == 0, "of our own code"
         stand.confidences.assert_kept(Path(short))
 
 

@@ -19,7 +19,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 
 KIB, MIB = 1 << 10, 1 << 20
 LARGEST = 16 * MIB
-SIZES = [KIB, *(size + off for size in (64 * KIB, MIB) for off in (-1, 0, 1)), 4 * MIB, LARGEST]
+EDGES = (64 * KIB, 128 * KIB, MIB)
+SIZES = [KIB, *(size + off for size in EDGES for off in (-1, 0, 1)), 4 * MIB, LARGEST]
 # No priority to inject, and a limit of 16 MiB.
 CONFIG = f"""
 pools: {{"*": {{scheduling_policy: fcfs, scrape: {{interval: 50ms, stale_after: 500ms}}}}}}
@@ -106,7 +107,7 @@ async def test_ten_bytes_reach_the_engine_byte_exact(
 
 
 @pytest.mark.parametrize("chunked", [False, True], ids=["sized", "chunked"])
-@pytest.mark.parametrize("size", [200, 64 * KIB, MIB])
+@pytest.mark.parametrize("size", [200, 64 * KIB, 128 * KIB + 1, MIB])
 async def test_a_rewritten_body_has_its_exact_length(
     stand: Any, client: Any, size: int, chunked: bool
 ) -> None:

@@ -160,7 +160,9 @@ async def test_a_body_over_1_mb_waits_and_reaches_the_engine_once_and_whole(
             )
         )
         await waits(stand, "P1", 1)
-        assert len(await stand.received()) == 1, "the call that runs, and nothing led past the queue"
+        assert len(await stand.received()) == 1, (
+            "the call that runs, and nothing led past the queue"
+        )
         await running.aclose()
 
     assert long.result().headers["x-tidegate-verdict"] == "admit"

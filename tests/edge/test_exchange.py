@@ -444,3 +444,4 @@ def test_any_order_gets_a_reply_of_its_own_phase_and_nothing_stays_held(
     exchange.close()
     assert gatekeeper.held == set()
     assert gatekeeper.waiting == {}
+    assert not any(gatekeeper.faults.counts.values())

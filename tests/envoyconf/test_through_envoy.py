@@ -96,6 +96,14 @@ async def test_a_shed_call_never_reaches_the_engine(world: World) -> None:
     assert [seen.body for seen in envoy.engine.seen] == [LONGER]
 
 
+async def test_our_own_reply_does_not_come_back_as_a_response(world: World) -> None:
+    envoy = await world()
+    envoy.processor.on_body(shed)
+    await envoy.post(CHAT, BODY)
+    await envoy.post(CHAT, LONGER)
+    assert envoy.processor.kinds == ["request_body", "request_body"]
+
+
 async def test_a_call_without_body_is_seen_first_at_its_response(world: World) -> None:
     envoy = await world()
     async with envoy.client.get(f"{envoy.url}/v1/models") as response:
