@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from lupa import luajit21  # type: ignore[import-untyped]
 
@@ -307,6 +307,12 @@ MEMBERS = st.dictionaries(
     endpoint=st.sampled_from((Endpoint.CHAT, Endpoint.RESPONSES, Endpoint.MESSAGES)),
     compact=st.booleans(),
     ascii_only=st.booleans(),
+)
+@example(
+    members={"output_config": {'"': None, "format": []}},
+    endpoint=Endpoint.CHAT,
+    compact=False,
+    ascii_only=False,
 )
 def test_a_body_means_what_it_means_to_tidegate(
     members: dict[str, Any], endpoint: Endpoint, compact: bool, ascii_only: bool

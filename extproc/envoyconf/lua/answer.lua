@@ -71,7 +71,10 @@ local function members(body, steps)
 end
 
 local function inner(raw, steps)
-  return raw and byte(raw) == OPEN and members(raw, steps) or {}
+  if raw == nil or byte(raw) ~= OPEN then return {} end
+  local found = members(raw, steps)
+  if found == nil then steps.odd = true end
+  return found or {}
 end
 
 local function word(raw)
@@ -120,10 +123,9 @@ local function read(shape, body)
   local stream = BOOLEANS[call.stream or "null"]
   local model = match(call.model or '""', '^"([%w%._/:@+-]*)"$')
   local usage = BOOLEANS[inner(call.stream_options, steps).include_usage or "null"]
-  if stream == nil or usage == nil or model == nil or #model > 256 then return nil end
-  return {
-    stream = stream, model = model, usage = usage, structured = structured(shape, call, steps),
-  }
+  local structured = structured(shape, call, steps)
+  if stream == nil or usage == nil or model == nil or #model > 256 or steps.odd then return nil end
+  return { stream = stream, model = model, usage = usage, structured = structured }
 end
 
 -- Words.
