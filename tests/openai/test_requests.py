@@ -225,6 +225,13 @@ def test_an_image_that_is_fetched_is_not_its_link(content: dict[str, Any]) -> No
     assert 1024 < call(Endpoint.RESPONSES, input=[{"content": [content]}]).prompt_tokens < 1100
 
 
+def test_very_many_links_are_not_counted_one_by_one() -> None:
+    link = {"type": "image_url", "image_url": "https://example.org/a.png"}
+    few, many = (call(messages=[{"content": [link] * number}]) for number in (500, 501))
+    assert 500 * 1024 < few.prompt_tokens < 500 * 1100
+    assert 2 * 501 * 1024 < many.prompt_tokens < 2 * 501 * 1100, "each twice, by its type as well"
+
+
 @pytest.mark.parametrize(
     "content",
     [
