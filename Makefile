@@ -34,7 +34,7 @@ test-vllm: $(INSTALLED)  ## the tests against two real vLLM servers; builds .vll
 soak: $(INSTALLED)  ## twenty minutes of troubles under load: does anything stay behind? ARGS='--seconds 120'
 	$(BIN)/python -m tests.cluster.soak $(ARGS)
 
-fuzz: $(INSTALLED)  ## the fuzz tests with 200 times as many examples (up to an hour); ARGS='-k streams'
+fuzz: $(INSTALLED)  ## the fuzz tests with 200 times as many examples (15 min); ARGS='-k streams'
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -k 'fuzz or any_order or any_kind' -m 'not e2e and not vllm' $(ARGS)
 
 bench: $(INSTALLED)  ## measure against the bars and floors of the design; ARGS=--quick for a minute
