@@ -6,7 +6,7 @@ Rules this module keeps:
 * A token is known by its SHA-256. All digests are compared, each in constant time, so that an answer's
   timing tells nothing about any of them.
 * Every method names who may call it. One that names nobody is for admins.
-* Whoever is nobody learns only that; no token, and nothing of one, is logged.
+* Whoever is nobody learns only that; no token, and nothing of one, is logged. What they send is not read.
 * A fault of ours ends the call. It is logged by its kind and its place, not by its message, which may
   quote what the caller sent.
 """
@@ -24,6 +24,7 @@ from typing import Any, TypeAlias
 
 import grpc
 import yaml
+from google.protobuf.message import DecodeError
 from grpc import aio
 
 from extproc.config import Role, Token
@@ -146,27 +147,33 @@ class Guard(aio.ServerInterceptor):
 def _guarded(
     handler: Handler, admit: Callable[[aio.ServicerContext[Any, Any]], Awaitable[None]]
 ) -> Handler:
-    """Return a handler that asks first."""
+    """Return a handler that asks first, and reads what was sent only then."""
     method: Any = (
         handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
     )
 
+    read: Any = handler.request_deserializer
+
+    async def each_read(requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+        async for request in requests:
+            yield read(request)
+
+    receive = each_read if handler.request_streaming else read
+
     async def single(request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
         await admit(context)
         async with _faults_told(context):
-            return await method(request, context)
+            return await method(receive(request), context)
 
     async def stream(request: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
         await admit(context)
         async with _faults_told(context):
-            async for response in method(request, context):
+            async for response in method(receive(request), context):
                 yield response
 
     make: Any = _MAKERS[handler.request_streaming, handler.response_streaming]
     guarded: Handler = make(
-        stream if handler.response_streaming else single,
-        handler.request_deserializer,
-        handler.response_serializer,
+        stream if handler.response_streaming else single, None, handler.response_serializer
     )
     return guarded
 
@@ -177,6 +184,8 @@ async def _faults_told(context: aio.ServicerContext[Any, Any]) -> AsyncIterator[
         yield
     except aio.AbortError:
         raise
+    except DecodeError:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "that is no message of this method")
     except Exception as error:
         place = "".join(traceback.format_tb(error.__traceback__))
         log.error("control call failed", extra={"error": type(error).__name__, "traceback": place})
