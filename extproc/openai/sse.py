@@ -59,7 +59,7 @@ class EventReader:
     @property
     def rest(self) -> bytes:
         """The event that is not complete yet."""
-        return bytes(self._rest)
+        return bytes(self._rest) if self._rest else b""
 
     def feed(self, chunk: bytes) -> list[Event]:
         """Take the next bytes and return the events that they complete."""

@@ -67,7 +67,8 @@ class EventEditor(Editor):
         passed = self._take_all(events)
         if end:
             passed += self._release()
-        self._unsent = b"".join([held.raw for held in self._held]) + self._reader.rest
+        rest = self._reader.rest
+        self._unsent = b"".join([held.raw for held in self._held]) + rest if self._held else rest
         return Edit(passed, finished=self._finished)
 
     def cut(self, ending: Ending) -> Edit | None:
