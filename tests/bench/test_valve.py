@@ -9,6 +9,7 @@ from rich.console import Console
 
 from bench.measure import Latency
 from bench.valve import Round, table
+from bench.valve_delay import told
 
 
 def lasting(p99: float, failed: float = 0.0, **flood: object) -> Round:
@@ -36,3 +37,9 @@ def test_a_flood_is_held_against_the_same_gateway_without_one() -> None:
         "on", "2500/s", "2.0", "7.0", "6.0–8.0", "1.8", "50.0%", "1/2", "1.0", "2000", "3.0", "0.40", "0.10",
         "0.30",
     ]  # fmt: skip
+
+
+def test_delays_are_told_in_milliseconds() -> None:
+    delays = [0.001 * each for each in range(200, 0, -1)]
+    assert told(delays) == "p50 101.0 ms, p99 199.0 ms, max 200.0 ms"
+    assert told([0.002]) == "p50 2.0 ms, p99 2.0 ms, max 2.0 ms"
