@@ -91,9 +91,10 @@ class FairLine:
         name = place.call.tenant
         if not self._backlogs[name].remove(place):
             del self._backlogs[name]
-        if not self._backlogs:
-            self._heap.clear()
-            self._listed.clear()
+            if 2 * len(self._backlogs) < len(self._heap):
+                self._heap = [entry for entry in self._heap if entry[2] in self._backlogs]
+                heapq.heapify(self._heap)
+                self._listed = set(self._backlogs)
 
     def first(self) -> Place | None:
         """Return the call whose turn it is."""

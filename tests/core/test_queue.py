@@ -238,7 +238,9 @@ def test_tenants_that_idle_are_forgotten() -> None:
         waiting.offer(call(f"{number}", PATIENT, tenant=f"t{number}"), 0.0)
         waiting.leave(f"{number}", 0.0)
 
-    assert len(waiting._lanes[1]._tenants) <= 65
+    lane = waiting._lanes[1]
+    assert len(lane._tenants) <= 65
+    assert len(lane._ordinary._heap) == len(lane._ordinary._listed) <= 2
 
 
 def test_a_large_call_is_passed_by_other_tenants_but_not_for_ever() -> None:
