@@ -136,12 +136,16 @@ def _value(field: Schema, known: Schema) -> str:
 
 
 def _bounds(field: Schema) -> str:
-    signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-    bounds = [
-        f"{sign} {field[key]:g}"
-        for key, sign in signs.items()
-        if abs(field.get(key, _MOST)) < _MOST
-    ]
+    """Return the bounds in words; those added to a type that has some stand under pydantic's own names."""
+    signs = {"≥": ("minimum", "ge"), ">": ("exclusiveMinimum", "gt")}
+    signs |= {"≤": ("maximum", "le"), "<": ("exclusiveMaximum", "lt")}
+    found = {
+        sign: next((field[name] for name in names if name in field), _MOST)
+        for sign, names in signs.items()
+    }
+    if _MOST not in (found["≥"], found[">"]):
+        del found["≥" if found[">"] >= found["≥"] else ">"]
+    bounds = [f"{sign} {bound:g}" for sign, bound in found.items() if abs(bound) < _MOST]
     return f", {', '.join(bounds)}" if bounds else ""
 
 

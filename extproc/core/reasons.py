@@ -200,7 +200,7 @@ REASONS: Mapping[Reason, Entry] = MappingProxyType(
             "rate",
             ReplyStyle(ReplyKind.ERROR, 429, "rate_limit_error", "rate_limit_exceeded"),
             "The tenant's requests or tokens per minute are used up.",
-            "该租户每分钟的请求数或令牌数已用完。",
+            "该租户每分钟的请求数或词元数已用完。",
         ),
         Reason.QUOTA_EXHAUSTED: Entry(
             "quota",

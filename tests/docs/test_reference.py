@@ -29,6 +29,8 @@ def test_a_reference_is_what_would_be_generated(page: str) -> None:
 def test_keys_reasons_and_metrics_are_told() -> None:
     pages = generated()
     assert "| `max_concurrency` | a whole number, ≥ 1 | `512` |" in pages["configuration.md"]
+    assert "| `idle_after` | a number, > 0 | `600.0` |" in pages["configuration.md"]
+    assert "| `merge_wait` | a number, ≥ 0, ≤ 3000 | `120.0` |" in pages["configuration.md"]
     assert "## `pools.<name>.scrape`" in pages["configuration.md"]
     assert "| `rate_limited` | rate | error 429 `rate_limit_error` |" in pages["reasons.md"]
     assert "| `tidegate_kv_bias_tokens` | gauge | `pool`, `endpoint` |" in pages["metrics.md"]
