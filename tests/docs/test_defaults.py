@@ -30,6 +30,10 @@ def said(config: Config) -> dict[str, list[str]]:
             f"for {config.tickets.window:g} s (`tickets.window`)",
             f"`finish_reason` (`{config.fallback.finish_reason}`)",
         ],
+        "docs/zh/faq.md": [
+            f"{config.tickets.window:g} 秒（`tickets.window`）",
+            f"`finish_reason`（`{config.fallback.finish_reason}`）",
+        ],
         "README.md": [
             *rows,
             f"up to {first.max_wait:g} s",
