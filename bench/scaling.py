@@ -44,7 +44,7 @@ from bench.tables import measured_on, short, table
 from extproc.sim.loadgen.http_client import Answer, Client
 from extproc.sim.loadgen.load import Kind, Load, Tally, Traffic, poisson
 from extproc.sim.loadgen.precise_loop import precise_loop
-from extproc.stand.ports import free_port, free_ports, probe
+from extproc.stand.ports import free_port, free_ports, is_free
 
 RATE = 200.0
 """Calls a second."""
@@ -260,14 +260,6 @@ def _or_full(number: float) -> str:
     return "full" if math.isnan(number) else short(number)
 
 
-def _is_free(port: int) -> bool:
-    try:
-        probe(port)
-    except OSError:
-        return False
-    return True
-
-
 @asynccontextmanager
 async def _engines(build: Builder, name: str, ports: Sequence[int]) -> AsyncIterator[None]:
     """Run engines; inside the block all listen, so that nobody else chooses their ports."""
@@ -275,7 +267,7 @@ async def _engines(build: Builder, name: str, ports: Sequence[int]) -> AsyncIter
     started = await build.start(name, command)
     try:
         async with asyncio.timeout(START_SECONDS):
-            while _is_free(ports[-1]):  # noqa: ASYNC110 (another process opens them, in order)
+            while is_free(ports[-1]):  # noqa: ASYNC110 (another process opens them, in order)
                 await asyncio.sleep(0.05)
         yield
     finally:

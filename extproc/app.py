@@ -265,14 +265,9 @@ def build(config: Config, secret: bytes | None = None) -> Tidegate:
         endings.late = lambda: forwarder.late
         metrics.registry.register(SharingCollector(sharing, forwarder))
     terms_of = partial(parts.terms, reported=parts.load_reports(pools, clock))
-    terms = terms_of(config)
     admission = Admission(
-        catalog=terms.catalog,
+        terms=terms_of(config),
         controller=controller,
-        routing=terms.routing,
-        sources=terms.sources,
-        reply_rules=terms.reply_rules,
-        wording=terms.wording,
         max_body=config.requests.max_call,
         pass_unreadable=config.requests.unreadable == "pass",
         observer=observer if len(observer.each) > 1 else metrics,
@@ -284,7 +279,6 @@ def build(config: Config, secret: bytes | None = None) -> Tidegate:
         bell=pump.ring,
         breaker=breaker,
         desk=desk,
-        answers=terms.answers,
         claims=None if sharing is None else sharing.claims,
         longest_wait=contract.longest_wait(config),
         faults=faults,

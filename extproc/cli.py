@@ -11,7 +11,8 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -148,11 +149,11 @@ def serve(
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until somebody hears it
     logs.configure(sys.stderr, logs.LEVELS[log_level])
     logs.own_faults()
-    settings = _load_or_exit(config, workers)
+    settings = _load_or_exit(config, workers, worker)
     if not worker and settings.listen.workers > 1:
         _supervise(config, settings, log_level)
     else:
-        _process(config, settings, worker, pages)
+        _process(config, settings, partial(_load, config, workers, worker), worker, pages)
 
 
 def _supervise(file: Path, settings: Config, log_level: str) -> None:
@@ -183,21 +184,15 @@ def _supervise(file: Path, settings: Config, log_level: str) -> None:
         raise typer.Exit(first.code if isinstance(first, WorkerEndedError) else 1) from group
 
 
-def _process(file: Path, settings: Config, worker: int, pages: int) -> None:
-    """Run the processor in this process, alone or as a worker of several."""
+def _process(
+    file: Path, settings: Config, read: Callable[[], Config], worker: int, pages: int
+) -> None:
+    """Run the processor in this process, alone or as a worker of several; ``read`` reads it anew."""
     from extproc import app as application  # heavy: only this command needs them
     from extproc.edge.server import CannotListenError
     from extproc.quota.errors import QuotaError
     from extproc.workers import worker as child
 
-    count = settings.listen.workers
-
-    def read() -> Config:
-        config = with_workers(load(file), count, file)
-        return of_worker(config, worker) if worker else config
-
-    if worker:
-        settings = of_worker(settings, worker)
     try:
         tidegate = application.build(settings, child.read_secret() if worker else None)
     except ConfigError as error:
@@ -282,10 +277,17 @@ def _stop_on(*numbers: signal.Signals) -> asyncio.Event:
     return stop
 
 
-def _load_or_exit(file: Path, workers: int | None = None) -> Config:
+def _load(file: Path, workers: int | None, worker: int) -> Config:
+    """Return a configuration as the command's options change it."""
+    config = load(file)
+    if workers is not None:
+        config = with_workers(config, workers, file)
+    return of_worker(config, worker) if worker else config
+
+
+def _load_or_exit(file: Path, workers: int | None = None, worker: int = 0) -> Config:
     try:
-        config = load(file)
-        return config if workers is None else with_workers(config, workers, file)
+        return _load(file, workers, worker)
     except ConfigError as error:
         raise _bad_configuration(error) from error
 

@@ -11,7 +11,7 @@ Rules this module keeps:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,15 +121,24 @@ def parse(text: str, *, file: Path = Path("configuration")) -> Config:
         raise ConfigError(file, tuple(_problems(error, root))) from error
 
 
-def located(file: Path, path: tuple[str, ...], value: str, reason: str) -> Problem:
-    """Return a problem with a file that `load` has read; its line, where the section is written.
+def located(file: Path, found: Mapping[tuple[str, ...], str], reason: str) -> tuple[Problem, ...]:
+    """Return problems with a file that `load` has read; their lines, where the section is written.
+
+    Args:
+        file: what was read.
+        found: the values that cannot be used, by their paths.
+        reason: why not.
 
     Raises:
         ConfigError: the file has become unreadable.
     """
     root, data = _yaml(_read(file), file)
-    line = _line(root, path) if path[0] in (data or ()) else None
-    return Problem(line, ".".join(path), value, reason)
+    return tuple(
+        Problem(
+            _line(root, path) if path[0] in (data or ()) else None, ".".join(path), value, reason
+        )
+        for path, value in found.items()
+    )
 
 
 def load_keys(config: Config) -> dict[str, str]:

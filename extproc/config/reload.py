@@ -32,12 +32,12 @@ def refuse_fixed(running: Config, new: Config, file: Path) -> None:
     Raises:
         ConfigError: it would need a restart; each thing that does is named.
     """
-    problems = tuple(
-        located(file, path, "" if isinstance(value, Mapping) else repr(value), _RESTART)
+    found = {
+        path: "" if isinstance(value, Mapping) else repr(value)
         for path, value in _differing((), _fixed(running), _fixed(new))
-    )
-    if problems:
-        raise ConfigError(file, problems)
+    }
+    if found:
+        raise ConfigError(file, located(file, found, _RESTART))
 
 
 def _fixed(config: Config) -> dict[str, Any]:

@@ -21,7 +21,7 @@ Rules this module keeps:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container
 from functools import partial
 
 from msgspec.structs import replace
@@ -40,23 +40,22 @@ from extproc.core.controller import (
 )
 from extproc.core.faults import Place
 from extproc.core.metering import Meter, Taking
-from extproc.core.reasons import Reason, ReplyRules
+from extproc.core.reasons import Reason
 from extproc.core.records import NO_TRACE, Observer, WaitEnd
 from extproc.core.standing import Notes
 from extproc.edge.agents import AgentDesk, Arrival
 from extproc.edge.endings import Endings
 from extproc.edge.exchange import Editor, Judgement, Request, Resolution
 from extproc.edge.faults import FaultDesk, failing
-from extproc.edge.identity import IdentitySource, identify
-from extproc.edge.in_flight import UNTOUCHED, AnswerRules, InFlight
+from extproc.edge.identity import identify
+from extproc.edge.in_flight import InFlight
 from extproc.edge.lengths import clamped, max_output
 from extproc.edge.messages import Answer, Event, Extend, Forward
 from extproc.edge.reports import decided, level_headers, trace_of
-from extproc.edge.responder import Case, Responder, Routing
+from extproc.edge.responder import Case, Responder
 from extproc.edge.sharing import Shared
 from extproc.edge.terms import Terms
 from extproc.edge.ticket_desk import Claims, TicketDesk
-from extproc.edge.wording import Wording
 from extproc.openai.endpoints import Endpoint, endpoint_of
 from extproc.openai.rate_headers import Headers
 from extproc.openai.requests import Call, Unreadable, read
@@ -75,12 +74,8 @@ class Admission:
     def __init__(
         self,
         *,
-        catalog: Catalog,
+        terms: Terms,
         controller: Controller,
-        routing: Routing,
-        sources: Sequence[IdentitySource],
-        reply_rules: ReplyRules,
-        wording: Wording,
         max_body: int,
         pass_unreadable: bool,
         observer: Observer,
@@ -92,17 +87,19 @@ class Admission:
         bell: Callable[[], None],
         breaker: Breaker | None = None,
         desk: AgentDesk | None = None,
-        answers: AnswerRules = UNTOUCHED,
         claims: Claims | None = None,
         longest_wait: float = 0.0,
         faults: FaultDesk | None = None,
     ) -> None:
-        self._catalog = catalog
+        self._catalog = terms.catalog
         self._controller = controller
-        self._routing = routing
-        self._sources = tuple(sources)
+        self._routing = terms.routing
+        self._sources = tuple(terms.sources)
         self._responder = Responder(
-            routing=routing, reply_rules=reply_rules, wording=wording, wall_clock=wall_clock
+            routing=terms.routing,
+            reply_rules=terms.reply_rules,
+            wording=terms.wording,
+            wall_clock=wall_clock,
         )
         self._max_body = max_body
         self._pass_unreadable = pass_unreadable
@@ -118,7 +115,7 @@ class Admission:
         self._faults = faults or FaultDesk()
         self._tickets = TicketDesk(controller, clock, wall_clock, claims, self._lose_ticket)
         self._in_flight = InFlight(
-            rules=answers,
+            rules=terms.answers,
             controller=controller,
             responder=self._responder,
             endings=endings,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from extproc.core.classes import Catalog
 from extproc.core.reasons import ReplyRules
 from extproc.edge.identity import IdentitySource
-from extproc.edge.in_flight import AnswerRules
+from extproc.edge.in_flight import UNTOUCHED, AnswerRules
 from extproc.edge.responder import Routing
 from extproc.edge.wording import Wording
 
@@ -31,4 +31,4 @@ class Terms:
     routing: Routing
     reply_rules: ReplyRules
     wording: Wording
-    answers: AnswerRules
+    answers: AnswerRules = UNTOUCHED

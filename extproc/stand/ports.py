@@ -19,7 +19,7 @@ _CHOICE = range(20_000, 32_768)
 def free_ports(count: int) -> list[int]:
     """Return so many different ports that nobody listens on now."""
     order = random.SystemRandom().sample(_CHOICE, len(_CHOICE))
-    return list(itertools.islice(filter(_is_free, order), count))
+    return list(itertools.islice(filter(is_free, order), count))
 
 
 def free_port() -> int:
@@ -38,7 +38,8 @@ def probe(port: int) -> None:
         listener.bind(("127.0.0.1", port))
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
+    """Say whether nobody listens on a port."""
     try:
         probe(port)
     except OSError:

@@ -21,6 +21,7 @@ from extproc.edge.identity import FromHeader
 from extproc.edge.in_flight import UNTOUCHED, AnswerRules
 from extproc.edge.messages import Answer, Event, Forward, Phase
 from extproc.edge.responder import Routing
+from extproc.edge.terms import Terms
 from extproc.edge.wording import Wording
 
 P0 = ServiceClass("P0", 0, strict=True, close=0.03, open=0.05, max_output=512, max_prompt=100)
@@ -90,29 +91,31 @@ def house(
     ticks = iter(range(1_000_000))
     ids = iter(range(1, 1_000_000))
     admission = Admission(
-        catalog=Catalog(
-            classes=(P0, P2),
-            tenants={"pay": Tenant("pay", P0), "brief": Tenant("brief", P2, "stop", "en")},
-            default_tenant=Tenant("anonymous", P2),
-            tasks={"extract": Task("extract", stop=("END",))},
-            task_by_path={},
-            task_by_model={},
+        terms=Terms(
+            sources=(FromHeader("x-tenant-id", trusted=True),),
+            catalog=Catalog(
+                classes=(P0, P2),
+                tenants={"pay": Tenant("pay", P0), "brief": Tenant("brief", P2, "stop", "en")},
+                default_tenant=Tenant("anonymous", P2),
+                tasks={"extract": Task("extract", stop=("END",))},
+                task_by_path={},
+                task_by_model={},
+            ),
+            routing=Routing(
+                pools={**{name: name for name in pools}, "alias": pools[0] if pools else ""},
+                default=pools[0] if pools else None,
+                priorities=frozenset(priorities),
+                name_pool=len(pools) > 1,
+            ),
+            reply_rules=rules,
+            wording=wording,
+            answers=answers,
         ),
         controller=Controller(made, (RequestLimits(max_body=1000),)),
-        routing=Routing(
-            pools={**{name: name for name in pools}, "alias": pools[0] if pools else ""},
-            default=pools[0] if pools else None,
-            priorities=frozenset(priorities),
-            name_pool=len(pools) > 1,
-        ),
-        sources=(FromHeader("x-tenant-id", trusted=True),),
-        reply_rules=rules,
-        wording=wording,
         max_body=1000,
         pass_unreadable=pass_unreadable,
         observer=recorder,
         endings=endings,
-        answers=answers,
         new_id=lambda: f"id{next(ids)}",
         clock=lambda: next(ticks) * 0.001,
         wall_clock=lambda: 1796075036.9,

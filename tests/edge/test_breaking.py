@@ -19,6 +19,7 @@ from extproc.edge.exchange import Judgement, Request, Resolution
 from extproc.edge.identity import FromHeader
 from extproc.edge.messages import Answer, Forward
 from extproc.edge.responder import Routing
+from extproc.edge.terms import Terms
 from extproc.edge.wording import Wording
 
 P1 = ServiceClass("P1", 0, max_output=2048)
@@ -50,12 +51,14 @@ class House:
         gates = (RequestLimits(max_body=1000), BreakerGate(self.breaker))
         numbers = iter(range(1_000_000))
         self.admission = Admission(
-            catalog=Catalog((P1,), {}, Tenant("anonymous", P1), {}, {}, {}),
+            terms=Terms(
+                sources=(FromHeader("x-tenant-id", trusted=True),),
+                catalog=Catalog((P1,), {}, Tenant("anonymous", P1), {}, {}, {}),
+                routing=Routing({"qwen": "qwen"}, "qwen", frozenset(), name_pool=False),
+                reply_rules=ReplyRules(),
+                wording=Wording({"en": "later"}, "en", "shed", 15, refusal=False),
+            ),
             controller=Controller({"qwen": pool}, gates),
-            routing=Routing({"qwen": "qwen"}, "qwen", frozenset(), name_pool=False),
-            sources=(FromHeader("x-tenant-id", trusted=True),),
-            reply_rules=ReplyRules(),
-            wording=Wording({"en": "later"}, "en", "shed", 15, refusal=False),
             max_body=1000,
             pass_unreadable=False,
             observer=Silent(),

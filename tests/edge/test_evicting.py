@@ -22,6 +22,7 @@ from extproc.edge.exchange import Judgement, Request, Resolution
 from extproc.edge.identity import FromHeader
 from extproc.edge.messages import Answer, Event, Forward, Phase
 from extproc.edge.responder import Routing
+from extproc.edge.terms import Terms
 from extproc.edge.wording import Wording
 
 P0 = ServiceClass("P0", 0, strict=True, max_wait=10.0)
@@ -47,19 +48,21 @@ class House:
         self.endings = Endings(self.told.append, lambda: self.now)
         ids = iter(range(1, 100))
         self.admission = Admission(
-            catalog=Catalog(
-                classes=classes,
-                tenants={"pay": Tenant("pay", P0)},
-                default_tenant=Tenant("anonymous", P2),
-                tasks={},
-                task_by_path={},
-                task_by_model={},
+            terms=Terms(
+                sources=(FromHeader("x-tenant-id", trusted=True),),
+                catalog=Catalog(
+                    classes=classes,
+                    tenants={"pay": Tenant("pay", P0)},
+                    default_tenant=Tenant("anonymous", P2),
+                    tasks={},
+                    task_by_path={},
+                    task_by_model={},
+                ),
+                routing=Routing({}, "qwen", frozenset(), name_pool=False),
+                reply_rules=ReplyRules(),
+                wording=Wording({"en": "later"}, "en", "load_shedding_fallback", 15, refusal=False),
             ),
             controller=Controller({"qwen": self.pool}, (RequestLimits(1 << 20),), {"qwen": line}),
-            routing=Routing({}, "qwen", frozenset(), name_pool=False),
-            sources=(FromHeader("x-tenant-id", trusted=True),),
-            reply_rules=ReplyRules(),
-            wording=Wording({"en": "later"}, "en", "load_shedding_fallback", 15, refusal=False),
             max_body=1 << 20,
             pass_unreadable=True,
             observer=self,

@@ -24,6 +24,7 @@ from extproc.edge.exchange import Exchange, Judgement, Request, Resolution, Stat
 from extproc.edge.identity import FromHeader
 from extproc.edge.messages import Answer, Event, Forward, LabelResponse, Phase
 from extproc.edge.responder import Routing
+from extproc.edge.terms import Terms
 from extproc.edge.wording import Wording
 from extproc.quota.gates import QuotaGate, RateGate
 from extproc.quota.meter import LocalMeter
@@ -81,22 +82,24 @@ class House:
         self.endings = Endings(self.told.append, lambda: self.now)
         ids = iter(range(1, 10_000))
         self.admission = Admission(
-            catalog=Catalog(
-                classes=classes,
-                tenants={
-                    "a": Tenant("a", P1, plan=self.plans.get("a")),
-                    "b": Tenant("b", P1),
-                },
-                default_tenant=Tenant("anonymous", P2, plan=self.plans.get("anonymous")),
-                tasks={},
-                task_by_path={},
-                task_by_model={},
+            terms=Terms(
+                sources=(FromHeader("x-tenant-id", trusted=self.trusted),),
+                catalog=Catalog(
+                    classes=classes,
+                    tenants={
+                        "a": Tenant("a", P1, plan=self.plans.get("a")),
+                        "b": Tenant("b", P1),
+                    },
+                    default_tenant=Tenant("anonymous", P2, plan=self.plans.get("anonymous")),
+                    tasks={},
+                    task_by_path={},
+                    task_by_model={},
+                ),
+                routing=Routing({"qwen": "qwen"}, "qwen", frozenset(), name_pool=False),
+                reply_rules=self.rules,
+                wording=Wording({"en": "later"}, "en", "load_shedding_fallback", 15, refusal=False),
             ),
             controller=self.controller,
-            routing=Routing({"qwen": "qwen"}, "qwen", frozenset(), name_pool=False),
-            sources=(FromHeader("x-tenant-id", trusted=self.trusted),),
-            reply_rules=self.rules,
-            wording=Wording({"en": "later"}, "en", "load_shedding_fallback", 15, refusal=False),
             max_body=1 << 20,
             pass_unreadable=False,
             observer=self,

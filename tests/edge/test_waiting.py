@@ -30,6 +30,7 @@ from extproc.edge.exchange import Judgement, Request, Resolution
 from extproc.edge.identity import FromHeader
 from extproc.edge.messages import Answer, Forward
 from extproc.edge.responder import Routing
+from extproc.edge.terms import Terms
 from extproc.edge.ticket_desk import Claims
 from extproc.edge.wording import Wording
 
@@ -72,19 +73,21 @@ class House:
         self.endings = Endings(self.told.append, lambda: self.now)
         ids = iter(range(1, 1000))
         self.admission = Admission(
-            catalog=Catalog(
-                classes=classes,
-                tenants={name: Tenant(name, P1) for name in ("a", "b")},
-                default_tenant=Tenant("anonymous", P2),
-                tasks={},
-                task_by_path={},
-                task_by_model={},
+            terms=Terms(
+                sources=(FromHeader("x-tenant-id", trusted=True),),
+                catalog=Catalog(
+                    classes=classes,
+                    tenants={name: Tenant(name, P1) for name in ("a", "b")},
+                    default_tenant=Tenant("anonymous", P2),
+                    tasks={},
+                    task_by_path={},
+                    task_by_model={},
+                ),
+                routing=Routing({"qwen": "qwen"}, "qwen", frozenset(), name_pool=False),
+                reply_rules=ReplyRules(),
+                wording=Wording({"en": "later"}, "en", "load_shedding_fallback", 15, refusal=False),
             ),
             controller=self.controller,
-            routing=Routing({"qwen": "qwen"}, "qwen", frozenset(), name_pool=False),
-            sources=(FromHeader("x-tenant-id", trusted=True),),
-            reply_rules=ReplyRules(),
-            wording=Wording({"en": "later"}, "en", "load_shedding_fallback", 15, refusal=False),
             max_body=1 << 20,
             pass_unreadable=True,
             observer=self,

@@ -23,6 +23,7 @@ from extproc.edge.endings import Endings
 from extproc.edge.exchange import Judgement, Request, Resolution
 from extproc.edge.identity import FromHeader
 from extproc.edge.responder import Routing
+from extproc.edge.terms import Terms
 from extproc.edge.wording import Wording
 
 P1 = ServiceClass("P1", 0, max_wait=3.0)
@@ -58,19 +59,21 @@ class AgentHouse:
         gates = (RequestLimits(max_body=1 << 16), AgentGate(self.agents))
         numbers = iter(range(1_000_000))
         self.admission = Admission(
-            catalog=Catalog(
-                (P1, P2),
-                {"acme": Tenant("acme", P1)},
-                Tenant("anonymous", P2),
-                {"low": Task("low", ceiling=P2)},
-                {},
-                {},
+            terms=Terms(
+                sources=(FromHeader("x-tenant-id", trusted=True),),
+                catalog=Catalog(
+                    (P1, P2),
+                    {"acme": Tenant("acme", P1)},
+                    Tenant("anonymous", P2),
+                    {"low": Task("low", ceiling=P2)},
+                    {},
+                    {},
+                ),
+                routing=Routing({"qwen": "qwen"}, "qwen", frozenset(), name_pool=False),
+                reply_rules=ReplyRules(),
+                wording=Wording({"en": "later"}, "en", "shed", 15, refusal=False),
             ),
             controller=Controller({"qwen": pool}, gates, {"qwen": line}),
-            routing=Routing({"qwen": "qwen"}, "qwen", frozenset(), name_pool=False),
-            sources=(FromHeader("x-tenant-id", trusted=True),),
-            reply_rules=ReplyRules(),
-            wording=Wording({"en": "later"}, "en", "shed", 15, refusal=False),
             max_body=1 << 16,
             pass_unreadable=False,
             observer=self,
