@@ -28,13 +28,12 @@ from signal import SIGHUP
 import psutil
 import yaml
 
-from extproc.control.client import Access, connect
-from extproc.control.pb import modes_pb2, modes_pb2_grpc
+from extproc.control.pb import modes_pb2
 from extproc.sim.loadgen.http_client import Client
 from extproc.sim.loadgen.load import Load, Traffic
 from extproc.telemetry.recorder import REMEMBERED
 from tests.cluster.calls import Calls, load
-from tests.cluster.stand import TOKEN, Cluster, chat, cluster, ledger
+from tests.cluster.stand import Cluster, chat, cluster, ledger
 from tests.cluster.steady import SETTLING, trend
 
 TIDEGATE = "tidegate-1"
@@ -96,9 +95,9 @@ async def troubled(it: Cluster, seen: Seen) -> AsyncIterator[None]:
         it.signal(TIDEGATE, SIGHUP)
 
     async def switch() -> None:
-        await set_mode(it, rng.choice(MODES))
+        await it.set_mode(rng.choice(MODES))
         await asyncio.sleep(1)
-        await set_mode(it, modes_pb2.MODE_NORMAL)
+        await it.set_mode(modes_pb2.MODE_NORMAL)
 
     troubles = {
         "engine errors": (5.0, fail),
@@ -122,13 +121,13 @@ async def troubled(it: Cluster, seen: Seen) -> AsyncIterator[None]:
 async def fill_memory(it: Cluster) -> None:
     """Have it remember as many decisions as it ever will; until then it grows."""
     body = json.dumps(chat()).encode()
-    await set_mode(it, modes_pb2.MODE_TRANSACTIONS_ONLY)
+    await it.set_mode(modes_pb2.MODE_TRANSACTIONS_ONLY)
     async with Client(it.urls[0], clock=time.monotonic) as client:
         refused = Traffic("refused", lambda _: body, (("x-tenant-id", "marketing"),))
         flood = Load(client, [refused], random.Random(11))
         while (await it.samples(TIDEGATE)).sum("decisions_total") < 1.1 * REMEMBERED:
             await flood.saturate(32, 2.0)
-    await set_mode(it, modes_pb2.MODE_NORMAL)
+    await it.set_mode(modes_pb2.MODE_NORMAL)
 
 
 async def in_peace(it: Cluster) -> None:
@@ -137,7 +136,7 @@ async def in_peace(it: Cluster) -> None:
         await it.start("engine-2")
     for engine in (1, 2):
         await it.fault(engine, status=None, kv_usage=None)
-    await set_mode(it, modes_pb2.MODE_NORMAL)
+    await it.set_mode(modes_pb2.MODE_NORMAL)
 
 
 async def sample(it: Cluster, seen: Seen) -> None:
@@ -156,12 +155,6 @@ def rewrite(it: Cluster, *, spare: int, wrong: bool) -> None:
     settings["tenants"]["spare"] = {"class": "P9" if wrong else "P1", "plan": "big"}
     settings["fallback"]["message"] = {"en": f"Later, please ({spare})."}
     file.write_text(yaml.safe_dump(settings, sort_keys=False))
-
-
-async def set_mode(it: Cluster, mode: modes_pb2.Mode.ValueType) -> None:
-    async with connect(Access(it.controls[0], TOKEN)) as channel:
-        request = modes_pb2.SetModeRequest(mode=mode, reason="soak")
-        await modes_pb2_grpc.ModeServiceStub(channel).SetMode(request)
 
 
 def faults_in_log(directory: Path) -> list[str]:

@@ -21,6 +21,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.config import Role, parse, processor_addresses
 from extproc.control.auth import token_line
+from extproc.control.client import Access, connect
+from extproc.control.pb import modes_pb2, modes_pb2_grpc
 from extproc.envoyconf.binary import find_envoy
 from extproc.envoyconf.bootstrap import bootstrap
 from extproc.stand.children import Child, child
@@ -167,6 +169,12 @@ class Cluster:
                 ),
                 f"a usage of {used}",
             )
+
+    async def set_mode(self, mode: modes_pb2.Mode.ValueType) -> None:
+        """Switch over at the first Tidegate."""
+        async with connect(Access(self.controls[0], TOKEN)) as channel:
+            request = modes_pb2.SetModeRequest(mode=mode, reason="test")
+            await modes_pb2_grpc.ModeServiceStub(channel).SetMode(request)
 
     async def post(self, envoy: int, body: dict[str, Any], tenant: str, **headers: str) -> Reply:
         """Send a call through an Envoy, counted from 1."""

@@ -8,50 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.cluster.books import FULL, JUDGED, Books, exact, judged, told
 from tests.cluster.calls import Calls, load
-from tests.cluster.stand import Cluster, cluster, ledger
+from tests.cluster.stand import Cluster, cluster
 
 pytestmark = pytest.mark.e2e
 
-RATE, SECONDS, FULL = 45, 6.0, 0.88
-"""Calls a second, and of the cache in use: P2 is closed, P1 and P0 are open."""
-JUDGED = {
-    ("pay", "admit", "admitted"),
-    ("service", "admit", "admitted"),
-    ("marketing", "shed", "kv_watermark"),
-}
-CHARGES = "SELECT outcome, estimated, count(*), sum(used) FROM transactions WHERE kind = 'charge' GROUP BY 1, 2"
-
-
-class Books:
-    """What the ledger has grown by since it was last looked at."""
-
-    def __init__(self, it: Cluster) -> None:
-        self._it = it
-        self._before: dict[tuple[str, bool], tuple[int, int]] = {}
-
-    async def grown(self) -> dict[tuple[str, bool], tuple[int, int]]:
-        """Return charges and their tokens, by outcome and whether they are estimates."""
-        await self._it.settled()
-        pending = ledger(self._it, "SELECT count(*) FROM holds WHERE state = 'pending'")
-        assert next(pending)[0] == 0
-        now = {
-            (outcome, bool(estimated)): (int(count), int(used))
-            for outcome, estimated, count, used in ledger(self._it, CHARGES)
-        }
-        was, self._before = self._before, now
-        return {
-            key: (count - was.get(key, (0, 0))[0], used - was.get(key, (0, 0))[1])
-            for key, (count, used) in now.items()
-            if (count, used) != was.get(key)
-        }
+RATE, SECONDS = 45, 6.0
+"""Calls a second."""
 
 
 async def loaded(it: Cluster, *, kill: str = "") -> Calls:
@@ -68,23 +37,6 @@ async def loaded(it: Cluster, *, kill: str = "") -> Calls:
             tasks.create_task(disturb())
         calls = tasks.create_task(load(it, rate=RATE, seconds=SECONDS))
     return calls.result()
-
-
-def judged(calls: Calls) -> set[tuple[str, str, str]]:
-    return {(call.tenant, call.verdict, call.reason) for call in calls.each if call.verdict}
-
-
-def exact(calls: Calls) -> dict[tuple[str, bool], tuple[int, int]]:
-    """Return what the ledger must say of calls that were all let in, answered and told of."""
-    return {("completed", False): (len(calls.answered), sum(c.tokens for c in calls.answered))}
-
-
-def told(what: str, calls: Calls, grown: Any) -> None:
-    failed = dict(Counter((call.status, call.problem) for call in calls.failed))
-    sys.stdout.write(
-        f"{what}: {len(calls.each)} calls, {len(calls.answered)} answered by engines, "
-        f"{len(calls.unjudged)} unjudged, failed {failed}, charged {grown}\n"
-    )  # pytest -rP shows it
 
 
 async def test_one_of_each_dies_in_turn(short: Path, postgres: Any) -> None:

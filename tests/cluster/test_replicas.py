@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from extproc.control.client import Access, connect
-from extproc.control.pb import modes_pb2, modes_pb2_grpc
-from tests.cluster.stand import TOKEN, Cluster, Reply, chat, cluster, eventually
+from extproc.control.pb import modes_pb2
+from tests.cluster.stand import Cluster, Reply, chat, cluster, eventually
 
 pytestmark = pytest.mark.e2e
 
@@ -86,10 +85,7 @@ async def test_what_one_has_let_in_the_other_knows(two: Cluster) -> None:
     assert there.sum("tickets_total", event="redeemed") == 1
 
     # Modes: set here, in force there.
-    async with connect(Access(it.controls[0], TOKEN)) as channel:
-        stub = modes_pb2_grpc.ModeServiceStub(channel)
-        wanted = modes_pb2.MODE_TRANSACTIONS_ONLY
-        await stub.SetMode(modes_pb2.SetModeRequest(mode=wanted, reason="test"))
+    await it.set_mode(modes_pb2.MODE_TRANSACTIONS_ONLY)
 
     async def in_force() -> bool:
         return (await it.post(2, chat(1), "marketing")).reason == "mode_transactions_only"

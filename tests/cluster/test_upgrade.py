@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.books import FULL, JUDGED, Books, exact, judged, told
 from tests.cluster.calls import Calls, load
 from tests.cluster.stand import Cluster, cluster
-from tests.cluster.test_kills import FULL, JUDGED, Books, exact, judged, told
 
 pytestmark = pytest.mark.e2e
 

@@ -13,9 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from extproc.control.client import Access, connect
-from extproc.control.pb import modes_pb2, modes_pb2_grpc
-from tests.cluster.stand import TOKEN, Cluster, chat, cluster, eventually
+from extproc.control.pb import modes_pb2
+from tests.cluster.stand import Cluster, chat, cluster, eventually
 
 pytestmark = pytest.mark.e2e
 
@@ -64,9 +63,7 @@ async def test_a_flood_is_refused_by_envoy_whichever_worker_tells_it(short: Path
     async with cluster(short, VALVE, tidegates=1, envoys=1, workers=2) as it:
         flood = Flood(it)
         async with flood.going_on():
-            async with connect(Access(it.controls[0], TOKEN)) as channel:
-                mode = modes_pb2.SetModeRequest(mode=modes_pb2.MODE_PROTECT, reason="test")
-                await modes_pb2_grpc.ModeServiceStub(channel).SetMode(mode)
+            await it.set_mode(modes_pb2.MODE_PROTECT)
             switched = time.monotonic()
             await flood.until_mostly_by_envoy()
             sys.stdout.write(

@@ -5,25 +5,16 @@ from __future__ import annotations
 import asyncio
 import signal
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from extproc.control.client import Access, connect
-from extproc.control.pb import modes_pb2, modes_pb2_grpc
+from extproc.control.pb import modes_pb2
+from tests.cluster.books import FULL, JUDGED, judged
 from tests.cluster.calls import load
-from tests.cluster.stand import TOKEN, Cluster, Samples, chat, cluster, eventually, ledger
+from tests.cluster.stand import Cluster, Samples, chat, cluster, eventually, ledger
 
 pytestmark = pytest.mark.e2e
-
-FULL = 0.88
-"""Of the cache in use: P2 is closed, P1 and P0 are open."""
-JUDGED = {
-    ("pay", "admit", "admitted"),
-    ("service", "admit", "admitted"),
-    ("marketing", "shed", "kv_watermark"),
-}
 
 
 def of_workers(seen: Samples, name: str, **labels: str) -> list[float]:
@@ -35,12 +26,6 @@ async def charged(it: Cluster) -> dict[str, int]:
     await it.settled()
     rows = ledger(it, "SELECT outcome, count(*) FROM transactions WHERE kind = 'charge' GROUP BY 1")
     return dict(tuple(row) for row in rows)
-
-
-async def mode(it: Cluster, wanted: Any) -> None:
-    async with connect(Access(it.controls[0], TOKEN)) as channel:
-        stub = modes_pb2_grpc.ModeServiceStub(channel)
-        await stub.SetMode(modes_pb2.SetModeRequest(mode=wanted, reason="test"))
 
 
 async def test_two_workers_are_one_tidegate(short: Path) -> None:
@@ -64,7 +49,7 @@ async def test_two_workers_are_one_tidegate(short: Path) -> None:
         assert used[0] == sum(call.tokens for call in calls.answered)
 
         # A mode is set at one and holds at both.
-        await mode(it, modes_pb2.MODE_TRANSACTIONS_ONLY)
+        await it.set_mode(modes_pb2.MODE_TRANSACTIONS_ONLY)
 
         async def answered(reason: str) -> bool:
             replies = [await it.post(1, chat(1), "service") for _ in range(8)]
@@ -72,7 +57,7 @@ async def test_two_workers_are_one_tidegate(short: Path) -> None:
 
         only = "mode_transactions_only"
         await eventually(lambda: answered(only), "the mode at both")
-        await mode(it, modes_pb2.MODE_NORMAL)
+        await it.set_mode(modes_pb2.MODE_NORMAL)
         await eventually(lambda: answered("admitted"), "the other mode at both")
 
         # One dies under load: it is started anew, its calls pass, all others are judged as ever.
@@ -88,8 +73,7 @@ async def test_two_workers_are_one_tidegate(short: Path) -> None:
             loaded = tasks.create_task(load(it, rate=40, seconds=5))
         calls = loaded.result()
         assert not calls.failed
-        judged = {(call.tenant, call.verdict, call.reason) for call in calls.each if call.verdict}
-        assert judged == JUDGED
+        assert judged(calls) == JUDGED
         assert len(calls.unjudged) <= 5  # what it was just deciding
         await it.until(
             lambda seen: (
