@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
 from extproc.core.outcomes import Outcome
-from extproc.quota import booking
+from extproc.quota import booking, database
 from extproc.quota.database import REVISION, migrate, open_database, writing
 from extproc.quota.errors import LedgerUnavailableError
 from extproc.quota.ledger import ABANDONED_SECONDS, KEEP_HOLDS_SECONDS, Ledger, Started
@@ -221,6 +223,34 @@ def test_several_may_make_the_tables_at_once(database_url: str) -> None:
     for each in threads:
         each.join(60)
     assert problems == []
+
+
+def test_a_new_file_that_another_just_writes_to_is_waited_for(tmp_path: Path) -> None:
+    other = sqlite3.connect(tmp_path / "ledger.db", isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")  # SQLite would refuse at once to log ahead, and not wait
+    end = threading.Timer(0.2, other.rollback)
+    end.start()
+    engine = open_database(f"sqlite:///{tmp_path}/ledger.db")
+    migrate(engine)
+    with engine.connect() as connection:
+        assert connection.scalar(sa.text("SELECT version_num FROM alembic_version")) == REVISION
+        assert connection.scalar(sa.text("PRAGMA journal_mode")) == "wal"
+    engine.dispose()
+    end.join()
+    other.close()
+
+
+def test_a_new_file_that_another_never_leaves_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "LOCK_SECONDS", 0.1)
+    other = sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    engine = open_database(f"sqlite:///{tmp_path}/ledger.db")
+    with pytest.raises(sa.exc.OperationalError, match="locked"):
+        migrate(engine)
+    engine.dispose()
+    other.close()
 
 
 def test_the_tables_of_a_newer_tidegate_are_left_alone(books: Any) -> None:
