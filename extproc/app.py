@@ -83,6 +83,8 @@ DRAIN_SECONDS = 30.0
 """How long running exchanges may go on after a stop was asked for."""
 LAST_RECORDS_SECONDS = 2.0
 """How long Envoy, or the Tidegate that it logs to, may take to tell the end of the last of them."""
+LAST_BATCH_SECONDS = 4 * contract.LOG_INTERVAL
+"""How long another batch of ends is waited for, others' by now, after which its stream can end."""
 
 
 class EngineBooks:
@@ -435,8 +437,8 @@ async def _record(
 async def _drain(tidegate: Tidegate, grpc_server: aio.Server) -> None:
     """Let running exchanges end, and hear how.
 
-    Envoy's access-log stream, which never ends, is not waited for. It may tell another Tidegate of the
-    last ends, which hands them over.
+    Envoy may tell another Tidegate of the last ends, which hands them over; and us of the others' ends,
+    which go on after ours.
     """
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(grpc_server.stop(DRAIN_SECONDS))  # from here on nothing new comes
@@ -444,6 +446,8 @@ async def _drain(tidegate: Tidegate, grpc_server: aio.Server) -> None:
             await asyncio.wait_for(tidegate.processor.idle(), DRAIN_SECONDS)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(tidegate.endings.all_told(), LAST_RECORDS_SECONDS)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(tidegate.access_log.leave(), LAST_BATCH_SECONDS)
         await grpc_server.stop(0)
 
 

@@ -36,6 +36,9 @@ OWN_HEADERS_PREFIX = "x-tidegate-"
 
 TICKET_HEADER = "x-tidegate-ticket"
 """Names a reserved place: given with a fallback, and taken from clients that come again with it."""
+LOG_INTERVAL = 0.05
+"""Seconds between two batches of access-log records that each of Envoy's threads sends; more often only where
+a batch of 16 KiB is full before, some twenty records."""
 VALVE_NAMESPACE = "tidegate.valve"
 """Dynamic metadata of the flood valve: ``tenant``, ``class``; of what it refuses also ``id``, ``pool``,
 ``endpoint`` and ``reason``."""

@@ -5,10 +5,14 @@ Rules this module keeps:
 * Only entries that carry our metadata count; others are none of our business.
 * An entry that cannot be read is skipped, never an error to Envoy: a broken log stream would take
   all others with it.
+* Who leaves loses nothing. Envoy does not hear when a stream ends before what it has just sent was read, and
+  does not send it again. So a stream ends right after a batch, when the next is `contract.LOG_INTERVAL` away;
+  Envoy sends that one on a new stream, to another Tidegate.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -38,6 +42,9 @@ class AccessLog:
         """``refused`` hears every message as well, where the flood valve logs to us."""
         self._ended = ended
         self._refused = refused
+        self._streams = 0
+        self._leaving = False
+        self._left = asyncio.Event()
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return the handler to add to a server."""
@@ -48,12 +55,29 @@ class AccessLog:
         )
         return grpc.method_handlers_generic_handler(SERVICE, {METHOD: stream})
 
+    async def leave(self) -> None:
+        """End each stream after its next batch, and return when all have ended.
+
+        A stream on which nothing is to tell does not end, so wait for some `contract.LOG_INTERVAL` only.
+        """
+        self._leaving = True
+        if self._streams:
+            await self._left.wait()
+
     async def _stream(self, _requests: object, context: aio.ServicerContext[Any, bytes]) -> bytes:
-        while (message := await context.read()) is not aio.EOF:
-            for record in read(message):
-                self._ended(record)
-            if self._refused is not None:
-                self._refused(message)
+        self._streams += 1
+        try:
+            while (message := await context.read()) is not aio.EOF:
+                for record in read(message):
+                    self._ended(record)
+                if self._refused is not None:
+                    self._refused(message)
+                if self._leaving:
+                    break
+        finally:
+            self._streams -= 1
+            if self._leaving and not self._streams:
+                self._left.set()
         return _RESPONSE
 
 

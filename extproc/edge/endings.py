@@ -28,7 +28,7 @@ from extproc.core.records import Decided, Ended
 
 GRACE = 2.0
 """Seconds that an access-log entry may come after the end of its exchange's stream; it takes
-milliseconds, and longer only where this process is starved of CPU."""
+`contract.LOG_INTERVAL`, and longer only where this process is starved of CPU."""
 PATIENCE = 60.0
 """Seconds that are waited for an entry at most, where it may be late."""
 REMEMBERED = 4096

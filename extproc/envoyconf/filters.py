@@ -170,7 +170,7 @@ def processor_service(config: Config) -> GrpcService:
 
 
 def processor_log(
-    config: Config, name: str, filter_: AccessLogFilter, *, buffer_size: int | None = None
+    config: Config, name: str, filter_: AccessLogFilter, *, interval: float | None = None
 ) -> AccessLog:
     """Return a log of Envoy's that the processor gets.
 
@@ -178,13 +178,13 @@ def processor_log(
         config: where the processor is.
         name: of the log.
         filter_: what is logged.
-        buffer_size: bytes after which records are sent; None for Envoy's own.
+        interval: seconds between two batches of records at most; None for Envoy's own, a second.
     """
     common = CommonGrpcAccessLogConfig(
         log_name=name,
         grpc_service=processor_service(config),
         transport_api_version=ApiVersion.V3,
-        buffer_size_bytes=buffer_size,
+        buffer_flush_interval=None if interval is None else timedelta(seconds=interval),
     )
     return AccessLog(
         name="envoy.access_loggers.http_grpc",

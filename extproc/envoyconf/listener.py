@@ -135,7 +135,10 @@ def access_log(config: Config) -> AccessLog:
         matcher=_metadata_is("verdict", "admit"), match_if_key_not_found=False
     )
     return processor_log(
-        config, contract.FILTER_NAME, AccessLogFilter(metadata_filter=admitted), buffer_size=1
+        config,
+        contract.FILTER_NAME,
+        AccessLogFilter(metadata_filter=admitted),
+        interval=contract.LOG_INTERVAL,
     )
 
 

@@ -47,7 +47,9 @@ COMMENTS: dict[str, str] = {
         "Envoy's maximum: the last event of a /v1/responses stream repeats the whole answer."
     ),
     "metadata_filter": "Tell Tidegate how each admitted call ended. Shed calls cost no record.",
-    "buffer_size_bytes": "Each record at once: how the call ended, and what it used.",
+    "buffer_flush_interval": (
+        "Records of how calls ended, and what they used, in batches: a message for each would cost more."
+    ),
     "circuit_breakers": "Tidegate decides what is admitted, no circuit breaker before it.",
     "host_selection_retry_max_attempts": (
         "Of two endpoints least_request likes the one without requests: the one that just died. It\n"
