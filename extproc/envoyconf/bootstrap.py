@@ -15,7 +15,8 @@ from extproc.envoyconf.errors import NoPoolError
 from extproc.envoyconf.filters import http_filters
 from extproc.envoyconf.listener import listener
 from extproc.envoyconf.render import fields, render
-from extproc.envoyconf.valve import valve_runtime, with_valve
+from extproc.envoyconf.runtime import runtime
+from extproc.envoyconf.valve import with_valve
 
 _NOTES = "A complete Envoy: `envoy -c bootstrap.yaml`."
 
@@ -45,7 +46,7 @@ def skeleton(
         # The access log service and xDS ask who this is.
         node=Node(id=contract.FILTER_NAME, cluster=contract.FILTER_NAME),
         admin=None if admin is None else Admin(address=addresses.listening(admin)),
-        layered_runtime=valve_runtime(config),
+        layered_runtime=runtime(config),
         static_resources=BootstrapStaticResources(
             listeners=[listener(config, filters, check_clusters=bool(static_clusters))],
             clusters=static_clusters,

@@ -17,6 +17,9 @@ Tidegate in Envoy Gateway: `kubectl apply -f gateway.yaml`.
     namespace than the Gateway, it needs a ReferenceGrant.
   - An EnvoyExtensionPolicy always sends the request's headers and takes no header as attribute, so
     a call costs one message more than with the other forms; Tidegate serves both.
+  - Set envoy.reloadable_features.ext_proc_graceful_grpc_close to true in a static layer of the
+    bootstrap's layered_runtime (spec.bootstrap of the EnvoyProxy): Envoy resets its streams to
+    Tidegate otherwise, of each of which gRPC's server keeps some 100 bytes for ever.
   - The flood valve (envoy.valve) is not in this form: it needs a runtime layer in the bootstrap.
   - With several pools, match the header x-tidegate-pool in your HTTPRoutes.
   - What the policies have no words for (status_on_error, retries of the processor, the access log to

@@ -23,7 +23,7 @@ from extproc.envoyconf.bootstrap import skeleton
 from extproc.envoyconf.clusters import clusters, eds_assignment
 from extproc.envoyconf.filters import ext_proc, http_filters
 from extproc.envoyconf.render import fields, render
-from extproc.envoyconf.valve import with_valve
+from extproc.envoyconf.valve import valve_layer, with_valve
 
 ECDS_FILE = "ecds.yaml"
 CDS_FILE = "cds.yaml"
@@ -31,6 +31,7 @@ CDS_FILE = "cds.yaml"
 _EXAMPLE = """\
 An example of an Envoy of your own that includes Tidegate by path. Take over into yours:
   - dynamic_resources.cds_config: the clusters of Tidegate and of the engines (cds.yaml);
+  - layered_runtime: what it says of ext_proc;
   - the HTTP filters from tidegate.load_report to sse_to_metadata, in this order;
   - access_log, early_header_mutation_extensions, the timeouts, normalize_path,
     request_body_buffer_limit and the routes.
@@ -78,7 +79,7 @@ def example(config: Config) -> str:
         included if each.name == contract.FILTER_NAME else each for each in http_filters(config)
     ]
     message = skeleton(config, with_valve(config, filters), [])
-    if message.layered_runtime is not None and message.static_resources is not None:
+    if valve_layer(config) is not None and message.static_resources is not None:
         # Whom the runtime layer is asked for must be known from the start; CDS then leaves it alone.
         message.static_resources.clusters = clusters(config)[:1]
     message.dynamic_resources = BootstrapDynamicResources(

@@ -21,6 +21,9 @@ Tidegate in an Istio gateway: `kubectl apply -f istio.yaml`.
   - Names (Service, namespaces, labels of the gateway) come from envoy.kubernetes.
   - Routes stay yours. A VirtualService cannot match metadata: with several pools, match the header
     x-tidegate-pool, which is set from the verdict and never taken from a client.
+  - Set envoy.reloadable_features.ext_proc_graceful_grpc_close to "true" in the gateway's
+    runtimeValues (annotation proxy.istio.io/config): Envoy resets its streams to Tidegate
+    otherwise, of each of which gRPC's server keeps some 100 bytes for ever.
   - Tested as Envoy 1.40 configuration; an older Envoy refuses filters that it does not know.
   - The flood valve (envoy.valve) is not in this form: it needs a runtime layer in the bootstrap.
   - `balance: pick` needs an override_host balancer in the engines' cluster: use `balance: envoy`."""

@@ -23,6 +23,10 @@ COMMENTS: dict[str, str] = {
     "request_body_buffer_limit": "requests.max_body. A larger body is answered with 413.",
     "validate_clusters": "The clusters come by CDS, after the routes.",
     "dynamic_metadata": "The pool that Tidegate chose by the model in the body.",
+    "static_layer": (
+        "Streams to Tidegate end as gRPC has it. Envoy resets them otherwise, of each of which gRPC's\n"
+        "server keeps some 100 bytes for ever (github.com/grpc/grpc/issues/43360)."
+    ),
     "message_timeout": "Longer than the longest wait in the queue. The default is 200ms.",
     "request_header_mode": (
         "The headers that Tidegate reads come as attributes along with the body: one message less."

@@ -24,7 +24,6 @@ from envoy_data_plane.envoy.config.accesslog.v3 import (
     RuntimeFilter,
 )
 from envoy_data_plane.envoy.config.bootstrap.v3 import (
-    LayeredRuntime,
     RuntimeLayer,
     RuntimeLayerRtdsLayer,
 )
@@ -203,8 +202,8 @@ def valve_access_logs(config: Config) -> list[AccessLog]:
     ]
 
 
-def valve_runtime(config: Config) -> LayeredRuntime | None:
-    """Return the runtime layer that Tidegate serves; None where there is no valve.
+def valve_layer(config: Config) -> RuntimeLayer | None:
+    """Return the layer of Envoy's runtime that Tidegate serves; None where there is no valve.
 
     Envoy starts without it after half a second, and asks again soon where the processor is away.
     """
@@ -230,7 +229,7 @@ def valve_runtime(config: Config) -> LayeredRuntime | None:
         resource_api_version=ApiVersion.V3,
     )
     layer = RuntimeLayerRtdsLayer(name=contract.VALVE_LAYER, rtds_config=source)
-    return LayeredRuntime(layers=[RuntimeLayer(name=contract.VALVE_LAYER, rtds_layer=layer)])
+    return RuntimeLayer(name=contract.VALVE_LAYER, rtds_layer=layer)
 
 
 def classify_script(config: Config) -> str:

@@ -333,3 +333,18 @@ class TestFlood:
         counted = await stand.metrics()
         assert stand.grown(counted, "decisions_total", verdict="shed") == self.CALLS
         assert stand.grown(counted, "decisions_total", verdict="admit") == 0
+
+
+async def test_envoys_streams_end_gracefully_because_a_reset_one_costs_memory_for_ever(
+    stand: Any,
+) -> None:
+    before = await stand.envoy("cluster.tidegate.upstream_rq_tx_reset")
+    await stand.show_usage(0.99)
+    for tenant in ("pay", "marketing"):
+        await stand.post({**CHAT, "max_tokens": 1}, x_tenant_id=tenant)
+    _, writer = await connect(stand)
+    writer.write(raw_call(STREAM))
+    await stand.until(lambda seen: seen.of("in_flight", pool="*") == 1, "the stream is let in")
+    abort(writer)
+    await stand.settled()
+    assert await stand.envoy("cluster.tidegate.upstream_rq_tx_reset") == before
