@@ -1,3 +1,5 @@
+"""from __future__ import annotations"""
+
 from __future__ import annotations
 
 import gzip
@@ -10,13 +12,8 @@ from hypothesis import strategies as st
 
 from extproc.openai import requests
 from extproc.openai.endpoints import Endpoint
-from extproc.openai.requests import Call, Unreadable, read, rewrite
-
-GENERATING = (Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES, Endpoint.MESSAGES)
-
-
-def call(endpoint: Endpoint = Endpoint.CHAT, **members: Any) -> Call:
-    return read(endpoint, json.dumps(members).encode())
+from extproc.openai.requests import Unreadable, read, rewrite
+from tests.openai.calls import GENERATING, call
 
 
 def test_a_chat_call() -> None:
@@ -183,104 +180,6 @@ def test_invocations_that_could_be_either_are_refused() -> None:
     assert caught.value.param == "prompt"
 
 
-# The estimate.
-
-
-@pytest.mark.parametrize(
-    ("content", "least", "most"),
-    [
-        ("word " * 4000, 4000, 6000),
-        ("你好，请问今天天气怎么样？" * 1000, 8000, 11000),
-    ],
-)
-@pytest.mark.parametrize("ascii_", [True, False])
-def test_the_estimate_is_near(content: str, least: int, most: int, ascii_: bool) -> None:
-    body = json.dumps({"messages": [{"content": content}]}, ensure_ascii=ascii_).encode()
-    assert least < read(Endpoint.CHAT, body).prompt_tokens < most
-
-
-@pytest.mark.parametrize(
-    "part",
-    [
-        {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 80_000}},
-        {"type": "input_image", "image_url": "data:image/png;base64," + "A" * 80_000},
-        {"type": "image", "source": {"type": "base64", "data": "A" * 80_000}},
-    ],
-)
-def test_an_image_is_not_its_bytes(part: dict[str, Any]) -> None:
-    assert 1024 < call(messages=[{"content": [part]}]).prompt_tokens < 1100
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}},
-        {"type": "input_image", "image_url": "https://example.org/a.png"},
-        {"type": "video_url", "video_url": {"url": "https://example.org/a.mp4"}},
-        {"type": "image", "source": {"type": "url", "url": "https://example.org/a.png"}},
-    ],
-)
-def test_an_image_that_is_fetched_is_not_its_link(content: dict[str, Any]) -> None:
-    assert 3 * 1024 < call(messages=[{"content": [content] * 3}]).prompt_tokens < 3 * 1100
-    assert 1024 < call(Endpoint.RESPONSES, input=[{"content": [content]}]).prompt_tokens < 1100
-
-
-def test_very_many_links_are_not_counted_one_by_one() -> None:
-    link = {"type": "image_url", "image_url": "https://example.org/a.png"}
-    few, many = (call(messages=[{"content": [link] * number}]) for number in (500, 501))
-    assert 500 * 1024 < few.prompt_tokens < 500 * 1100
-    assert 2 * 501 * 1024 < many.prompt_tokens < 2 * 501 * 1100, "each twice, by its type as well"
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        '"image_url": {"url": "https://example.org/a.png"}',
-        [{"type": "tool_use", "input": {"source": {"type": "book"}}}],
-    ],
-)
-def test_no_text_passes_for_a_linked_image(content: Any) -> None:
-    assert call(messages=[{"content": content}]).prompt_tokens < 100
-
-
-@pytest.mark.parametrize(
-    ("endpoint", "members", "tokens"),
-    [
-        (Endpoint.COMPLETIONS, {"prompt": [1] * 5000}, 5000),
-        (Endpoint.COMPLETIONS, {"prompt": [151643] * 5000}, 5000),
-        (Endpoint.COMPLETIONS, {"prompt": [[7] * 2000, [8] * 3000]}, 5000),
-        (Endpoint.GENERATE, {"token_ids": [1] * 5000, "sampling_params": {}}, 5000),
-        (Endpoint.EMBEDDINGS, {"input": [[1] * 5000]}, 5000),
-    ],
-)
-def test_token_ids_are_counted(endpoint: Endpoint, members: dict[str, Any], tokens: int) -> None:
-    """Short ids would otherwise pass for half of what they are."""
-    assert tokens <= call(endpoint, **members).prompt_tokens < tokens + 30
-
-
-@pytest.mark.parametrize(
-    "part",
-    [
-        {"type": "text", "text": '"url":"data:image/png;base64,' + "A" * 80_000},
-        {"type": "text", "text": ";base64," + "A" * 80_000},
-        {"type": "tool_use", "input": {"data": "word " * 16_000}},
-    ],
-)
-def test_no_text_passes_for_an_image(part: dict[str, Any]) -> None:
-    assert call(messages=[{"content": [part]}]).prompt_tokens > 20_000
-
-
-def test_many_images_and_odd_ends() -> None:
-    image = {"image_url": {"url": "data:image/png;base64," + "A" * 2000}}
-    odd = ['"data"', {"data": 7}, ";base64,"]
-    assert 70 * 1024 < call(messages=[image] * 70 + odd).prompt_tokens < 76_000
-
-
-def test_what_no_template_shows_does_not_count() -> None:
-    schema = {"type": "json_schema", "json_schema": {"description": "x" * 8000}}
-    assert call(response_format=schema).prompt_tokens < 10
-
-
 # What the engine reads, we read.
 
 
@@ -383,11 +282,6 @@ def test_nesting_of_any_depth_is_read_and_written_or_refused(
     assert refused > 0
 
 
-def test_a_batch_of_texts_that_are_no_text_is_counted() -> None:
-    body = b'{"messages": [["\\ud800"], ["\\ud800"], ["a"]]}'
-    assert read(Endpoint.CHAT, body).choices == 4  # brackets: it errs upwards
-
-
 @pytest.mark.parametrize("best_of", [21, 2**62])
 def test_a_choice_that_no_engine_makes_is_not_promised(best_of: int) -> None:
     with pytest.raises(Unreadable, match=r"^best_of must be at most 20\.$") as caught:
@@ -470,6 +364,7 @@ def test_generate_read_leniently() -> None:
 
 # A valid result or a declared error, nothing else.
 
+
 NAMES = st.sampled_from(
     [
         *("model", "stream", "stream_options", "max_tokens", "max_completion_tokens"),
@@ -478,6 +373,8 @@ NAMES = st.sampled_from(
         *("response_format", "text", "metadata", "sampling_params", "structured_outputs", "x"),
     ]
 )
+
+
 INNER = st.sampled_from(["type", "format", "include_usage", "budget_tokens", "max_tokens", "n"])
 VALUES = st.recursive(
     st.none()
@@ -489,6 +386,8 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(INNER, inner, max_size=3),
     max_leaves=6,
 )
+
+
 BODIES = (
     st.binary(max_size=40)
     | st.dictionaries(NAMES, VALUES, max_size=6).map(lambda tree: json.dumps(tree).encode())
