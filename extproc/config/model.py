@@ -25,6 +25,7 @@ from extproc.config.base import Section as _Model
 from extproc.config.breaker import BreakerConfig
 from extproc.config.control import ControlConfig, DecisionLogConfig
 from extproc.config.envoy import EnvoyConfig
+from extproc.config.identity import Identity
 from extproc.config.tracing import TracingConfig
 from extproc.config.values import (
     Address,
@@ -33,7 +34,6 @@ from extproc.config.values import (
     DatabaseUrl,
     FilePath,
     FinishReason,
-    HeaderName,
     Message,
     PoolName,
     Ratio,
@@ -64,47 +64,6 @@ class Listen(_Model):
     http: Address = "127.0.0.1:9090"
     control: Address = "127.0.0.1:9091"
     withdraw: Annotated[Seconds, Field(le=60)] = 2.0
-
-
-class MetadataSource(_Model):
-    """A value that an earlier Envoy filter (JWT, ext_authz) has verified."""
-
-    filter: str = Field(min_length=1)
-    path: tuple[str, ...] = Field(min_length=1)
-
-
-class HeaderSource(_Model):
-    """A request header. Untrusted (the default), it can lower a class but never raise it."""
-
-    name: HeaderName
-    trusted: bool = False
-
-
-class ApiKeySource(_Model):
-    """A YAML file that maps the SHA-256 of a bearer key, in hex, to a tenant."""
-
-    file: FilePath
-
-
-class Source(_Model):
-    """One place where a tenant's name can come from; exactly one key is set."""
-
-    metadata: MetadataSource | None = None
-    header: HeaderSource | None = None
-    api_key: ApiKeySource | None = None
-
-    @model_validator(mode="after")
-    def _exactly_one(self) -> Source:
-        if sum(kind is not None for kind in (self.metadata, self.header, self.api_key)) != 1:
-            raise ValueError("give exactly one of metadata, header, api_key")
-        return self
-
-
-class Identity(_Model):
-    """Who is calling: the first source that answers wins."""
-
-    sources: tuple[Source, ...] = ()
-    default_tenant: TenantName = "anonymous"
 
 
 class Watermark(_Model):

@@ -90,7 +90,7 @@ from envoy_data_plane.xds.type.matcher.v3 import StringMatcher as XdsStringMatch
 
 from extproc import contract
 from extproc.config import Config, load_keys, service_classes
-from extproc.config.model import Source
+from extproc.config.identity import Source
 from extproc.config.valve import ValveConfig
 from extproc.core.classes import LONGEST_TENANT, ServiceClass
 from extproc.core.reasons import Reason
